@@ -1,0 +1,58 @@
+"""Reading and writing files so that nothing is lost and no half file is left."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from specsim.types import SpecsimError
+
+
+def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
+    """Call ``write(temporary path)`` in the folder of ``path``, then rename the result onto ``path``.
+
+    Missing folders are made. Whatever goes wrong (no permission, disk full), the temporary file
+    is removed, an older file at ``path`` stays as it was, and a SpecsimError says why.
+    """
+    path = Path(path)
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise SpecsimError(f"{path}: is a folder, expected a file name to write to")
+        # The suffix is kept because writers such as matplotlib choose the format by it.
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise SpecsimError(f"{path}: cannot write: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write ``text`` to ``path`` atomically, with UTF-8 and Unix line ends."""
+    return write_atomic(path, lambda p: p.write_text(text, encoding="utf-8", newline="\n"))
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of ``path``; a missing, unreadable or non-UTF-8 file is a SpecsimError."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise SpecsimError(f"{path}: byte {error.start}: expected UTF-8 text") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
