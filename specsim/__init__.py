@@ -1,0 +1,38 @@
+"""specsim: a discrete-event simulator and capacity planner for LLM serving with speculative decoding."""
+
+from typing import Any
+
+from specsim.acceptance import Drafter, Synthetic, load_drafter, load_trace, synthetic
+from specsim.blocktrace import Trace, TraceMeta, make_trace, read_trace, write_trace
+from specsim.engine import Policy, Scenario, simulate
+from specsim.hardware import DraftCost, Profile, Table1D, Table2D, load_profile, save_profile, sps
+from specsim.importers.arrivals import load_arrivals
+from specsim.metrics import request_metrics, summarize
+from specsim.pareto import Front, crossovers, hypervolume, interactivity_at, pareto, sla_table, throughput_at
+from specsim.schedulers import (
+    MTP1,
+    BatchSizeTable,
+    DSparkAsync,
+    DSparkGreedy,
+    GlobalArgmax,
+    NoSpec,
+    Oracle,
+    StaticGamma,
+    StepView,
+    Threshold,
+    top_k,
+)
+from specsim.sweep import sweep
+from specsim.types import SLO, Requests, Result, SpecsimError
+from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Load the plots, and matplotlib with them, when they are first asked for."""
+    if name in ("plot_pareto", "plot_load", "save_figure"):
+        from specsim import plots
+
+        return getattr(plots, name)
+    raise AttributeError(f"module 'specsim' has no attribute {name!r}")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from specsim.types import SpecsimError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
@@ -50,6 +57,39 @@ def read_text(path: str | Path) -> str:
         raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise SpecsimError(f"{path}: byte {error.start}: expected UTF-8 text") from error
+
+
+def read_json(path: str | Path, model: type[Model]) -> Model:
+    """Return the JSON file ``path`` checked against a pydantic ``model``.
+
+    The first thing wrong with it becomes a SpecsimError: "FILE: field.path: what was expected".
+    """
+    text = read_text(path)
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise SpecsimError(f"{path}: {first_error(error)}") from error
+
+
+def write_json(path: str | Path, model: BaseModel) -> Path:
+    """Write a pydantic ``model`` as JSON, one line a field and a list of numbers on one line."""
+    text = json.dumps(model.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False)
+    compact = re.sub(
+        r"\[[^\[\]{}\"]*\]", lambda m: re.sub(r"\s+", " ", m[0]).replace("[ ", "[").replace(" ]", "]"), text
+    )
+    return write_text(path, compact + "\n")
+
+
+def first_error(error: ValidationError) -> str:
+    """Say the first of pydantic's findings in one line: "field.path: what was expected"."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    given = first.get("input")
+    if isinstance(given, str | int | float | bool | None) and first["type"] != "missing":
+        message += f", got {given!r}"
+    return f"{where}: {message}" if where else message
 
 
 def _umask() -> int:

@@ -94,7 +94,7 @@ class Result:
     label: str
 
 
-STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing")
+STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing", "blocks")
 
 
 def stream(seed: int, name: str) -> np.random.Generator:

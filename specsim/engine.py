@@ -1,0 +1,348 @@
+"""A scenario and its simulation: SimPy replicas behind a router, fed by one process for arrivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import simpy
+from numpy.typing import NDArray
+
+from specsim.acceptance import Drafter, Tape
+from specsim.hardware import Profile, step_cost
+from specsim.ledger import Ledger
+from specsim.replica import BLOCK, Limits, Replica
+from specsim.schedulers import NoSpec
+from specsim.types import Ints, Result, SpecsimError, Window, stream
+from specsim.workload import ClosedLoop, OpenLoop, Workload
+
+STEP_COLUMNS = ("replica", "start", "duration", "num_seqs", "num_tokens", "prefill_tokens", "draft_tokens",
+                "kv_tokens", "waiting", "emitted")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A scheduler and the drafter it runs on: what a comparison compares."""
+
+    scheduler: Any
+    drafter: Drafter | None = None
+
+    def __repr__(self) -> str:
+        name = scheduler_name(self.scheduler)
+        return f"{name}@{self.drafter.name}" if self.drafter is not None and self.drafter.name else name
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that decides a run, but the seed.
+
+    ``domains`` weighs the domains that requests without one are drawn from (None: the drafter's own,
+    equally). ``kv_tokens=None`` takes the profile's, less the drafter's share. ``prefill="free"``
+    leaves prompts out of budget, tokens and step time (they still take KV): decode-only studies.
+    ``extrapolate`` lets steps leave the profile's measured range, at the last slope, and counts them.
+    ``calibrated=False`` hides the trace's temperatures from schedulers.
+    """
+
+    profile: Profile
+    workload: Workload
+    drafter: Drafter | None = None
+    scheduler: Any = field(default_factory=NoSpec)
+    domains: Mapping[str, float] | None = None
+    replicas: int = 1
+    router: Literal["round_robin", "least_loaded", "random"] = "round_robin"
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    kv_tokens: int | None = None
+    prefill: Literal["chunked", "free"] = "chunked"
+    extrapolate: bool = False
+    calibrated: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "max_num_seqs", "max_num_batched_tokens", "kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+                raise SpecsimError(f"scenario: {name}: expected a whole number, 1 or more, got {value!r}")
+        for name, known in (
+            ("router", ("round_robin", "least_loaded", "random")),
+            ("prefill", ("chunked", "free")),
+        ):
+            if getattr(self, name) not in known:
+                raise SpecsimError(f"scenario: {name}: expected {' or '.join(known)}, got {getattr(self, name)!r}")
+        for domain, weight in (self.domains or {}).items():
+            if not (weight >= 0 and np.isfinite(weight)):
+                raise SpecsimError(f"scenario: domains: {domain}: expected a weight, 0 or more, got {weight}")
+        if self.domains is not None and not sum(self.domains.values()) > 0:
+            raise SpecsimError("scenario: domains: expected at least one weight above 0")
+
+    def with_policy(self, policy: Any) -> Scenario:
+        """This scenario under another policy: a scheduler, or a Policy with a drafter of its own.
+
+        Where the domains are left to the drafter, they stay those of this scenario's.
+        """
+        if not isinstance(policy, Policy):
+            policy = Policy(policy)
+        domains = self.domains or (self.drafter and dict.fromkeys(self.drafter.domains, 1.0)) or None
+        drafter = policy.drafter or self.drafter
+        return replace(self, scheduler=policy.scheduler, drafter=drafter, domains=domains)
+
+
+def scheduler_name(scheduler: Any) -> str:
+    """The label of a scheduler: its repr, or the plain name of a function."""
+    return str(getattr(scheduler, "__name__", None) or repr(scheduler))
+
+
+def simulate(scenario: Scenario, seed: int = 0, *, steps: bool = False) -> Result:
+    """Run ``scenario`` once with the random streams of ``seed``; ``steps=True`` keeps the step table.
+
+    Open loop: until every request has finished; closed loop: until the last measured one has.
+    Raises SpecsimError where the scenario cannot run (see its text).
+    """
+    return _Run(scenario, seed, steps).result()
+
+
+class _Run:
+    def __init__(self, scenario: Scenario, seed: int, steps: bool) -> None:
+        self.scenario, self.seed, self.steps = scenario, seed, steps
+        self.drafter = _drafter_in_use(scenario)
+        self.tape = self.drafter.tape(seed, scenario.calibrated) if self.drafter else None
+        gamma = self.tape.gamma if self.tape else 0
+        limits = self.limits = _limits(scenario, self.drafter, gamma)
+        cost = step_cost(
+            scenario.profile,
+            limits.max_num_batched_tokens,
+            limits.max_num_seqs,
+            gamma,
+            self.drafter.cost if self.drafter else None,
+            extrapolate=scenario.extrapolate,
+        )
+        self.env = simpy.Environment()
+        self.ledger = Ledger()
+        self.done = self.env.event()
+        self.replicas: list[Replica] = []
+        for i in range(scenario.replicas):
+            self.replicas.append(
+                Replica(
+                    i,
+                    self.env,
+                    self.ledger,
+                    limits,
+                    cost,
+                    self.tape,
+                    scenario.scheduler,
+                    self.finished,
+                    steps,
+                )
+            )
+        self.route = _router(scenario.router, self.replicas, seed)
+        self.domains: tuple[str, ...] = ()
+        self.offsets = stream(seed, "acceptance")
+        self.domain_draws = stream(seed, "domains")
+        self.marks: list[tuple[float, NDArray[np.int64]]] = []
+
+    def result(self) -> Result:
+        """Run to the end and gather what is left behind."""
+        workload = self.scenario.workload
+        feed = _ClosedFeed(self, workload) if isinstance(workload, ClosedLoop) else _OpenFeed(self, workload)
+        self.feed: _ClosedFeed | _OpenFeed = feed
+        self.env.process(feed.arrive())
+        self.env.run(until=self.done)
+        for r in self.replicas:
+            r.close()
+        (start, before), (end, after) = self.marks
+        table = None
+        if self.steps:
+            rows = [row for r in self.replicas for row in r.steps or () if len(row) == len(STEP_COLUMNS)]
+            table = pd.DataFrame(rows, columns=list(STEP_COLUMNS))
+            whole = [c for c in STEP_COLUMNS if c not in ("start", "duration")]
+            table[whole] = table[whole].astype(np.int64)
+        return Result(
+            requests=self.ledger.table(self.domains),
+            steps=table,
+            window=Window(feed.first, feed.last, start, end, after - before),
+            domains=self.domains,
+            gpus=self.scenario.profile.gpus * self.scenario.replicas,
+            num_steps=sum(r.num_steps for r in self.replicas),
+            extrapolated_steps=sum(r.extrapolated_steps for r in self.replicas),
+            label=repr(Policy(self.scenario.scheduler, self.drafter)),
+        )
+
+    def submit(self) -> None:
+        """The next request arrives now."""
+        request = self.ledger.arrived
+        self.ledger.arrived += 1
+        self.ledger.arrival[request] = self.env.now
+        self.route().submit(request)
+
+    def finished(self, requests: list[int]) -> None:
+        """A replica reports requests that finished now."""
+        if requests:
+            self.feed.finished(requests)
+
+    def mark(self) -> None:
+        """Note the time and the tokens emitted so far: an edge of the measurement window."""
+        n = len(self.domains)
+        tokens = self.ledger.tokens_by_domain(n) + sum(r.emitted_by(n) for r in self.replicas)
+        self.marks.append((self.env.now, tokens))
+
+    def add(self, prompt: Ints, output: Ints, names: tuple[str, ...], codes: Ints) -> None:
+        """Enter requests in the ledger: give each a domain, where it has none, and a place on the tape."""
+        n = len(prompt)
+        if names == ("",):
+            mix = self.scenario.domains or (self.drafter and dict.fromkeys(self.drafter.domains, 1.0)) or {"all": 1.0}
+            names = tuple("all" if name == "*" else name for name in mix)
+            edges = np.cumsum(np.array(list(mix.values())) / sum(mix.values()))
+            codes = np.searchsorted(edges[:-1], self.domain_draws.random(n), side="right")
+        self.domains = names
+        part, offset = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        draws = self.offsets.random(n)
+        if self.tape is not None:
+            part = _parts(self.tape, names)[codes]
+            offset = (draws * self.tape.size[part]).astype(np.int64)
+        most = self.limits.kv_blocks * BLOCK
+        gamma = self.tape.gamma if self.tape else 0
+        too_long = np.flatnonzero(prompt + output + gamma > most)
+        if len(too_long):
+            i = int(too_long[0])
+            raise SpecsimError(
+                f"request {self.ledger.known + i}: {prompt[i]} prompt + {output[i]} output + γ {gamma} tokens can "
+                f"never fit in the KV cache of {most} tokens (profile {self.scenario.profile.name}, kv_tokens)"
+            )
+        self.ledger.extend(prompt, output, codes, part, offset)
+
+
+class _OpenFeed:
+    """Requests arrive when the workload says; those of the first tenth of the run warm it up."""
+
+    def __init__(self, run: _Run, workload: OpenLoop) -> None:
+        requests = workload.requests(run.seed)
+        run.add(requests.prompt_tokens, requests.output_tokens, requests.domains, requests.domain)
+        self.run, self.times = run, requests.arrival_s
+        self.last = len(self.times)
+        self.first = int(np.searchsorted(self.times, 0.1 * self.times[-1]))
+        self.left = self.last
+
+    def arrive(self) -> Generator[simpy.Event, None, None]:
+        run, env = self.run, self.run.env
+        for i, time in enumerate(self.times.tolist()):
+            if time > env.now:
+                yield env.timeout(time - env.now)
+            if i == self.first:
+                run.mark()
+            run.submit()
+        run.mark()
+
+    def finished(self, requests: list[int]) -> None:
+        self.left -= len(requests)
+        if not self.left:
+            self.run.done.succeed()
+
+
+class _ClosedFeed:
+    """A fixed number of users, each with one request at a time; load is kept to the end of the run."""
+
+    def __init__(self, run: _Run, workload: ClosedLoop) -> None:
+        self.run, self.workload = run, workload
+        self.lengths: Iterator[tuple[Any, Any]] = workload.lengths(run.seed)
+        self.first = workload.first_measured
+        self.last = self.first + workload.num_measured
+        self.left = workload.num_measured
+
+    def arrive(self) -> Generator[simpy.Event, None, None]:
+        for _ in range(self.workload.concurrency):
+            self.submit()
+        yield self.run.done
+
+    def submit(self, _: Any = None) -> None:
+        run = self.run
+        if run.ledger.arrived == run.ledger.known:
+            prompt, output = next(self.lengths)
+            run.add(prompt, output, (self.workload.domain,), np.zeros(len(prompt), dtype=np.int64))
+        if run.ledger.arrived == self.first:
+            run.mark()
+        run.submit()
+
+    def finished(self, requests: list[int]) -> None:
+        run, think = self.run, self.workload.think_s
+        self.left -= sum(self.first <= r < self.last for r in requests)
+        if not self.left:
+            if not run.done.triggered:
+                run.mark()
+                run.done.succeed()
+            return
+        for _ in requests:
+            if think > 0:
+                run.env.timeout(think).callbacks.append(self.submit)
+            else:
+                self.submit()
+
+
+def _drafter_in_use(scenario: Scenario) -> Drafter | None:
+    """The drafter that runs, checked against what the scheduler needs; None under NoSpec."""
+    scheduler, drafter = scenario.scheduler, scenario.drafter
+    name = scheduler_name(scheduler)
+    if isinstance(scheduler, NoSpec):
+        return None
+    if not callable(scheduler):
+        raise SpecsimError(f"scheduler {name}: expected something that can be called with a StepView")
+    if drafter is None:
+        raise SpecsimError(f"scheduler {name}: expected a drafter (a trace): only NoSpec runs without one")
+    exact = getattr(scheduler, "exact_gamma", None)
+    if exact is not None and drafter.gamma != exact:
+        raise SpecsimError(
+            f"scheduler {name}: gamma: expected a drafter of γ = {exact}, got {drafter.name!r} of γ = {drafter.gamma}; "
+            f"name one with {name}@TRACE or Policy({name}, drafter)"
+        )
+    least = getattr(scheduler, "gamma", None)
+    if isinstance(least, int) and least > drafter.gamma:
+        raise SpecsimError(
+            f"scheduler {name}: gamma: expected at most {drafter.gamma}, the block length of drafter {drafter.name!r}"
+        )
+    if getattr(scheduler, "needs_confidence", False) and not drafter.has_confidence:
+        raise SpecsimError(f"scheduler {name}: needs confidences, and the trace of drafter {drafter.name!r} has none")
+    return drafter
+
+
+def _limits(scenario: Scenario, drafter: Drafter | None, gamma: int) -> Limits:
+    profile = scenario.profile
+    kv_tokens = scenario.kv_tokens
+    if kv_tokens is None and profile.kv_tokens is not None:
+        kv_tokens = profile.kv_tokens
+        if drafter and (drafter.weight_bytes or drafter.kv_bytes_per_token):
+            per_token = profile.kv_bytes_per_token
+            if per_token is None:
+                raise SpecsimError(
+                    f"profile {profile.name}: kv_bytes_per_token: expected a number, to take the drafter's memory from"
+                )
+            kv_tokens = int((kv_tokens * per_token - drafter.weight_bytes) / (per_token + drafter.kv_bytes_per_token))
+    if scenario.max_num_batched_tokens < 1 + gamma:
+        raise SpecsimError(
+            f"scenario: max_num_batched_tokens: expected at least 1 + γ = {1 + gamma}, "
+            f"got {scenario.max_num_batched_tokens}"
+        )
+    blocks = 1 << 40 if kv_tokens is None else max(kv_tokens, 0) // BLOCK
+    return Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens, blocks, scenario.prefill == "free")
+
+
+def _parts(tape: Tape, names: tuple[str, ...]) -> NDArray[np.int64]:
+    """The tape's domain for each of the workload's; ``*`` serves any."""
+    known = {name: i for i, name in enumerate(tape.domains)}
+    for name in names:
+        if name not in known and "*" not in known:
+            raise SpecsimError(
+                f"domain {name!r}: the trace has no blocks for it, expected one of {', '.join(tape.domains)}"
+            )
+    return np.array([known.get(name, known.get("*", 0)) for name in names], dtype=np.int64)
+
+
+def _router(name: str, replicas: list[Replica], seed: int) -> Callable[[], Replica]:
+    """A function that picks the replica for the next request."""
+    if name == "least_loaded":
+        return lambda: min(replicas, key=lambda r: (r.load, r.index))
+    if name == "random":
+        rng = stream(seed, "routing")
+        return lambda: replicas[int(rng.integers(len(replicas)))]
+    turn = iter(range(1 << 62))
+    return lambda: replicas[next(turn) % len(replicas)]

@@ -1,0 +1,100 @@
+"""What a run was worth: latency, throughput and speculation, overall and by domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from specsim.types import SLO, Result
+
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def request_metrics(result: Result) -> pd.DataFrame:
+    """The measured requests, with their latencies in seconds beside their counts.
+
+    ttft = first token − arrival; tpot = (finish − first token)/(output_tokens − 1), NaN for a single
+    output token; itl = mean gap between emissions (one a cycle, so bursty under speculation);
+    e2e = finish − arrival; queue = scheduled − arrival; interactivity = 1/tpot, tok/s/user.
+    """
+    table = result.requests
+    table = table[(table["request_id"] >= result.window.first) & (table["request_id"] < result.window.last)].copy()
+    decode = table["finish"] - table["first_token"]
+    rest = table["output_tokens"] - 1
+    table["ttft"] = table["first_token"] - table["arrival"]
+    table["queue"] = table["scheduled"] - table["arrival"]
+    table["e2e"] = table["finish"] - table["arrival"]
+    table["tpot"] = (decode / rest).where(rest > 0)
+    table["itl"] = (decode / table["cycles"]).where(table["cycles"] > 0)
+    table["interactivity"] = (1.0 / table["tpot"]).where(table["tpot"] > 0)
+    return table
+
+
+def summarize(result: Result, slo: SLO | None = None) -> pd.DataFrame:
+    """One row of metrics for the whole run (domain "all") and one for each domain.
+
+    throughput: output tok/s per GPU inside the window, for a domain its share of the mixed run;
+    tau, acceptance_rate and token_acceptance_rate as in the design's terms; verified_tokens: 1 + draft
+    tokens verified, per request and cycle; waste: rejected share of verified draft tokens; goodput:
+    requests/s per GPU that meet every bound of ``slo`` (NaN without one). Latencies are seconds.
+    """
+    table = request_metrics(result)
+    rows = [_row("all", table, result, int(result.window.tokens.sum()), slo)]
+    for code, domain in enumerate(result.domains):
+        part = table[table["domain"] == domain]
+        rows.append(_row(domain, part, result, int(result.window.tokens[code]), slo))
+    return pd.DataFrame(rows if len(result.domains) > 1 else rows[:1])
+
+
+def meets(table: pd.DataFrame, slo: SLO) -> pd.Series:
+    """Which of the requests (with request_metrics' columns) meet every bound; one token has no tpot to miss."""
+    good = pd.Series(True, index=table.index)
+    if slo.interactivity is not None:
+        good &= table["interactivity"].fillna(np.inf) >= slo.interactivity
+    if slo.ttft is not None:
+        good &= table["ttft"] <= slo.ttft
+    if slo.e2e is not None:
+        good &= table["e2e"] <= slo.e2e
+    return good
+
+
+def _row(
+    domain: str, table: pd.DataFrame, result: Result, tokens: int, slo: SLO | None
+) -> dict[str, str | float | int]:
+    window = result.window
+    seconds = window.end - window.start
+    cycles, verified, accepted = (int(table[c].sum()) for c in ("cycles", "verified", "accepted"))
+    throughput = tokens / seconds / result.gpus if seconds > 0 else np.nan
+    good = float(meets(table, slo).sum()) if slo is not None else np.nan
+    return {
+        "domain": domain,
+        "requests": len(table),
+        "throughput": throughput,
+        "request_rate": len(table) / seconds if seconds > 0 else np.nan,
+        "goodput": good / seconds / result.gpus if seconds > 0 else np.nan,
+        **dict(_spread(table, "interactivity", ("p10", "p50"))),
+        **dict(_spread(table, "ttft", ("p50", "p90", "p99"))),
+        **dict(_spread(table, "tpot", ("p50", "p90", "p99"))),
+        **dict(_spread(table, "e2e", ("p50", "p99"))),
+        "itl_mean": table["itl"].mean(),
+        "queue_mean": table["queue"].mean(),
+        "tau": (accepted + cycles) / cycles if cycles else np.nan,
+        "verified_tokens": (verified + cycles) / cycles if cycles else np.nan,
+        "acceptance_rate": accepted / verified if verified else np.nan,
+        "token_acceptance_rate": (accepted + cycles) / (verified + cycles) if cycles else np.nan,
+        "waste": 1 - accepted / verified if verified else np.nan,
+        "preemptions": int(table["preemptions"].sum()),
+        "single_token_requests": int((table["output_tokens"] == 1).sum()),
+        "steps": result.num_steps,
+        "extrapolated_steps": result.extrapolated_steps,
+        "gpus": result.gpus,
+    }
+
+
+def _spread(table: pd.DataFrame, name: str, quantiles: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    values = table[name].dropna().to_numpy()
+    yield f"{name}_mean", float(values.mean()) if len(values) else np.nan
+    for q in quantiles:
+        yield f"{name}_{q}", float(np.quantile(values, QUANTILES[q])) if len(values) else np.nan

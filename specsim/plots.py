@@ -1,0 +1,233 @@
+"""Pictures of fronts: throughput against interactivity, and any metric against load.
+
+Curves differ by colour (the Okabe-Ito palette, safe for the colour-blind), by marker and by dash, so
+that they stay apart in black and white. Figures are made without pyplot: no window, no global state.
+Saved files have the same bytes for the same figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, NullLocator
+from numpy.typing import NDArray
+
+from specsim.files import write_atomic
+from specsim.pareto import Front, crossovers
+from specsim.types import SpecsimError
+
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (7, 2, 1.5, 2)), (0, (1, 1.2)))
+GREY = "#595959"
+RING: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 11,
+    "markerfacecolor": "none",
+    "markeredgecolor": "black",
+}
+PNG_DPI = 160
+
+LABELS = {
+    "throughput": "throughput (output tok/s per GPU)",
+    "interactivity_p50": "interactivity, median user (tok/s/user)",
+    "interactivity_p10": "interactivity that 90 % of users get (tok/s/user)",
+    "interactivity_mean": "interactivity, mean (tok/s/user)",
+    "tps_per_request": "throughput per request in flight (tok/s)",
+    "verified_tokens": "verified tokens per request and cycle",
+    "tau": "tokens produced per request and cycle, τ",
+    "acceptance_rate": "accepted share of verified draft tokens",
+    "goodput": "goodput (requests/s per GPU that meet every SLO)",
+    "ttft_p50": "time to first token, median (s)",
+    "ttft_p99": "time to first token, 99th percentile (s)",
+    "tpot_p50": "time per output token, median (s)",
+    "tpot_p99": "time per output token, 99th percentile (s)",
+    "itl_mean": "gap between emissions, mean (s)",
+}
+
+
+def plot_pareto(front: Front, floors: Iterable[float] = (), title: str | None = None) -> Figure:
+    """Return a figure of the fronts, one curve a policy: y (throughput) against x (interactivity).
+
+    A translucent band spans the 95 % intervals of both; the outermost points carry their load;
+    ``floors`` (in units of x) are dashed vertical lines. Rings, with the load, mark where the policy
+    with the most y at equal load changes; with several seeds only where each of them shows it.
+    """
+    floors = list(floors)
+    figure, axes = _axes(front, title, title_pad=16 if floors else 8)
+    for policy, style, rows in _curves(front):
+        _band(axes, rows, front, style["color"])
+        axes.plot(rows[front.x], rows[front.y], label=policy, **style)
+    for floor in floors:
+        axes.axvline(floor, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        place: dict[str, Any] = {
+            "xycoords": ("data", "axes fraction"),
+            "xytext": (0, 2),
+            "textcoords": "offset points",
+        }
+        axes.annotate(f"≥ {floor:g}", (floor, 1), ha="center", va="bottom", fontsize=8, color=GREY, **place)
+    axes.set(xlabel=LABELS.get(front.x, front.x), ylabel=LABELS.get(front.y, front.y))
+    axes.set_xlim(0, 1.06 * max(_top(front, front.x), *floors, 0.0) or None)
+    axes.set_ylim(0, 1.06 * _top(front, front.y) or None)
+    notes = _mark_loads(axes, front)
+    handles, labels = axes.get_legend_handles_labels()
+    _legend(axes, handles + list(notes), labels + list(notes.values()))
+    return figure
+
+
+def plot_load(front: Front, metric: str = "verified_tokens", title: str | None = None) -> Figure:
+    """Return a figure of ``metric`` (a column of the sweep) against the load, on a log-2 axis.
+
+    One curve a policy, with the band of its 95 % interval. Raises SpecsimError for a metric
+    that the sweep lacks or has no numbers of.
+    """
+    if f"{metric}_ci" not in front.points.columns:
+        known = [c.removesuffix("_ci") for c in front.points.columns if c.endswith("_ci")]
+        raise SpecsimError(f"metric: {metric!r} is not in the front, expected one of {', '.join(known)}")
+    if front.points[metric].isna().all():
+        raise SpecsimError(f"metric: {metric!r} has no numbers in this sweep, expected some to draw")
+    figure, axes = _axes(front, title)
+    for policy, style, rows in _curves(front):
+        load, mean = rows["load"].to_numpy(), rows[metric].to_numpy()
+        half = rows[f"{metric}_ci"].fillna(0.0).to_numpy()
+        axes.fill_between(load, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+        axes.plot(load, mean, label=policy, **style)
+    axes.set_xscale("log", base=2)
+    loads = np.unique(front.points["load"])
+    axes.set_xticks(loads, [f"{v:g}" for v in loads])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(0, 1.06 * _top(front, metric) or None)
+    axes.set(xlabel=_load(front), ylabel=LABELS.get(metric, metric))
+    _legend(axes, *axes.get_legend_handles_labels())
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write ``figure`` as PNG (160 dpi) or SVG, by the suffix of ``path``; return the path.
+
+    The same figure gives the same bytes: no dates, no random ids. An older file stays whole until
+    the new one is complete. Raises SpecsimError for another suffix or a path that cannot be written.
+    """
+    kind = Path(path).suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise SpecsimError(f"{path}: suffix {kind!r}, expected .png or .svg")
+    metadata = {"Date": None} if kind == ".svg" else {"Software": None}
+    with matplotlib.rc_context({"svg.hashsalt": "specsim"}):
+        return write_atomic(path, lambda p: figure.savefig(p, format=kind[1:], dpi=PNG_DPI, metadata=metadata))
+
+
+def _axes(front: Front, title: str | None, title_pad: float = 8) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8.0, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(color="#d9d9d9", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, color=GREY)
+    plain = FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1000 else f"{v:g}")
+    axes.xaxis.set_major_formatter(plain)
+    axes.yaxis.set_major_formatter(plain)
+    if title is None and front.domain != "all":
+        title = f"domain: {front.domain}"
+    if title:
+        axes.set_title(title, loc="left", fontsize=11, pad=title_pad)
+    return figure, axes
+
+
+def _curves(front: Front) -> Iterable[tuple[str, dict[str, Any], pd.DataFrame]]:
+    for i, (policy, rows) in enumerate(front.points.groupby("policy", sort=False)):
+        yield (
+            str(policy),
+            {
+                "color": COLOURS[i % len(COLOURS)],
+                "marker": MARKERS[i % len(MARKERS)],
+                "linestyle": DASHES[i % len(DASHES)],
+                "linewidth": 1.6,
+                "markersize": 6,
+                "markeredgecolor": "white",
+                "markeredgewidth": 0.5,
+            },
+            rows,
+        )
+
+
+def _load(front: Front) -> str:
+    return "concurrency" if front.workload == "closed" else "requests/s"
+
+
+def _top(front: Front, metric: str) -> float:
+    return float((front.points[metric] + front.points[f"{metric}_ci"].fillna(0.0)).max())
+
+
+def _band(axes: Axes, rows: pd.DataFrame, front: Front, colour: str) -> None:
+    # On a falling curve the intervals' boxes reach from the lower left corners to the upper right ones.
+    x, y = rows[front.x].to_numpy(), rows[front.y].to_numpy()
+    dx, dy = rows[f"{front.x}_ci"].fillna(0).to_numpy(), rows[f"{front.y}_ci"].fillna(0).to_numpy()
+    axes.fill(
+        np.concatenate([x + dx, (x - dx)[::-1]]),
+        np.concatenate([y + dy, (y - dy)[::-1]]),
+        color=colour,
+        alpha=0.18,
+        linewidth=0,
+    )
+
+
+def _mark_loads(axes: Axes, front: Front) -> dict[Artist, str]:
+    """Write loads beside the outermost points and the crossovers; return what the legend says of them."""
+    load = _load(front)
+    points = front.points.dropna(subset=[front.x, front.y])
+    outer = points.loc[(points[front.x] * points[front.y]).groupby(points["load"]).idxmax()]
+    taken: list[NDArray[np.float64]] = []
+    # From the heaviest load down: the light ones crowd where nobody reads a front.
+    for row in outer.sort_values("load", ascending=False)[["load", front.x, front.y]].to_numpy():
+        at = axes.transData.transform(row[1:])
+        if all((np.abs(at - other) > (22, 12)).any() for other in taken):
+            taken.append(at)
+            _write(axes, f"{row[0]:g}", (row[1], row[2]), (5, 4), GREY)
+    notes: dict[Artist, str] = {
+        Line2D(
+            [], [], linestyle="none", marker="$64$", color=GREY, markersize=10, markeredgewidth=0
+        ): f"{load} at that point"
+    }
+    changes = crossovers(front)
+    if front.points["seeds"].max() > 1:
+        changes = changes.dropna(subset=["load_ci"])
+    for at_load, x, y in changes[["load", "interactivity", "throughput"]].to_numpy():
+        axes.plot([x], [y], **RING)
+        _write(axes, f"≈{at_load:.{0 if at_load >= 10 else 1}f}", (x, y), (-4, -6), "black")
+    if len(changes):
+        notes[Line2D([], [], **RING)] = f"best policy at equal {load} changes"
+    return notes
+
+
+def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], colour: str) -> None:
+    outline = [withStroke(linewidth=2.0, foreground="white")]  # legible where it lies on a line
+    right, above = offset[0] > 0, offset[1] > 0
+    place: dict[str, Any] = {"ha": "left" if right else "right", "va": "bottom" if above else "top"}
+    axes.annotate(
+        text,
+        at,
+        fontsize=8,
+        color=colour,
+        path_effects=outline,
+        zorder=5,
+        xytext=offset,
+        textcoords="offset points",
+        **place,
+    )
+
+
+def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+    look: dict[str, Any] = {"framealpha": 0.85, "edgecolor": "none", "fancybox": False}
+    axes.legend(handles, labels, loc="best", fontsize=8, handlelength=4.5, **look)

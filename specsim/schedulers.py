@@ -1,0 +1,370 @@
+"""Verification schedulers: how many draft tokens of each request the target verifies in a step.
+
+A scheduler is any callable that takes a :class:`StepView` and returns the draft lengths, int [R],
+each within 0..γ. A researcher's own is a few lines::
+
+    def half(view):                      # verify the first half of every block
+        return np.full(view.num_seqs, view.gamma // 2)
+
+Optional attributes: ``synchronous`` (True: the step waits for this step's confidences and pays the
+profile's sync_seconds), ``needs_confidence`` (True: refused on a trace without them), ``gamma``
+(the least block length it needs), ``uses_previous`` (True: fill ``view.previous``), ``start()`` (returns
+a fresh callable for each replica: for schedulers with memory).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.types import SpecsimError
+
+Lens = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+class StepRecord:
+    """What a past step did: request_ids [R], survival [R, γ], draft_lens [R] and emitted tokens [R]."""
+
+    __slots__ = ("_survival", "draft_lens", "emitted", "request_ids")
+
+    def __init__(self, request_ids: Array, survival: Callable[[], Array], draft_lens: Lens, emitted: Lens):
+        self.request_ids, self._survival = request_ids, survival
+        self.draft_lens, self.emitted = draft_lens, emitted
+
+    @property
+    def survival(self) -> Array:
+        """Survival [R, γ] of that step's blocks."""
+        return self._survival()
+
+
+class StepView:
+    """What a scheduler may see of a step; read-only. R decoding requests, blocks of γ.
+
+    ``request_ids`` int [R]; ``confidence`` and ``survival`` [R, γ], calibrated where the trace has
+    temperatures; ``num_seqs`` = R; ``prefill_tokens`` the prompt tokens in this step's forward, of
+    which ``finishing_prefills`` chunks end their prompt and emit a first token; ``previous`` the last
+    steps' StepRecords, newest last. ``step_seconds(k)`` is what the step lasts when k draft tokens
+    are verified in all (int or int array). Neither this step's acceptance nor any length is here.
+    """
+
+    __slots__ = ("_confidence", "_cost", "_survival", "finishing_prefills", "gamma", "prefill_tokens",
+                 "previous", "request_ids")  # fmt: skip
+
+    def __init__(
+        self,
+        request_ids: Array,
+        survival: Array | Callable[[], Array],
+        step_seconds: Callable[[Array], Array],
+        *,
+        gamma: int | None = None,
+        confidence: Array | Callable[[], Array] | None = None,
+        prefill_tokens: int = 0,
+        finishing_prefills: int = 0,
+        previous: Sequence[StepRecord] = (),
+    ) -> None:
+        self.request_ids = request_ids
+        self._survival: Any = survival
+        self._confidence: Any = confidence
+        self._cost = step_seconds
+        self.gamma = gamma if gamma is not None else self.survival.shape[1]
+        self.prefill_tokens, self.finishing_prefills = prefill_tokens, finishing_prefills
+        self.previous = previous
+
+    @property
+    def num_seqs(self) -> int:
+        """Decoding requests in this step."""
+        return len(self.request_ids)
+
+    @property
+    def survival(self) -> Array:
+        """Chance [R, γ] that positions 1..k of each block all survive."""
+        if callable(self._survival):
+            self._survival = self._survival()
+        return cast(Array, self._survival)
+
+    @property
+    def confidence(self) -> Array:
+        """Chance [R, γ] that position k survives given that 1..k-1 did."""
+        if callable(self._confidence):
+            self._confidence = self._confidence()
+        if self._confidence is None:
+            s = self.survival
+            before = np.concatenate([np.ones_like(s[:, :1]), s[:, :-1]], axis=1)
+            self._confidence = np.divide(s, before, out=np.zeros_like(s), where=before > 0)
+        return cast(Array, self._confidence)
+
+    def step_seconds(self, draft_tokens: Any) -> Any:
+        """Seconds of the step if ``draft_tokens`` (int or int array) are verified in all."""
+        return self._cost(draft_tokens)
+
+
+class OracleView(StepView):
+    """A StepView that also tells ``accepted`` [R] (before any trimming): for upper bounds only."""
+
+    __slots__ = ("accepted",)
+    accepted: Lens
+
+
+Scheduler = Callable[[StepView], Any]
+
+
+def top_k(survival: Array, k: int) -> Lens:
+    """Draft lengths [R] that admit the ``k`` largest of ``survival`` [R, γ].
+
+    Ties go to the smaller position, then to the earlier request, whatever the values: since
+    survival never increases along a block, what is admitted is a prefix of each block.
+    """
+    requests, gamma = survival.shape
+    if k <= 0:
+        return np.zeros(requests, dtype=np.int64)
+    if k >= survival.size:
+        return np.full(requests, gamma)
+    flat = survival.ravel()
+    return _admit(survival, float(np.partition(flat, flat.size - k)[flat.size - k]), k)
+
+
+def _admit(survival: Array, cut: float, k: int) -> Lens:
+    """Draft lengths that admit ``k`` positions with survival at or above ``cut``, the k-th largest."""
+    lens = _row_counts(survival >= cut)
+    excess = int(lens.dot(_ONES[: len(lens)])) - k
+    if excess > 0:
+        tied = np.flatnonzero((survival == cut).T)[-excess:]  # position-major: the last are left out
+        lens -= np.bincount(tied % len(survival), minlength=len(survival))
+    return lens
+
+
+def _row_counts(mask: NDArray[np.bool_]) -> Lens:
+    """True entries a row. A product of small integers: several times faster than a sum along rows."""
+    return (mask.view(np.int8) @ _ONES8[: mask.shape[1]]).astype(np.int64)
+
+
+def throughput_curve(view: StepView, ranked: Array) -> Array:
+    """Θ(K) for K = 0..len(ranked): expected tokens a second with the K best draft tokens verified.
+
+    ``ranked`` holds survivals in descending order. The numerator starts at E0: one token for each
+    decoding request and each prefill that ends in this step. (arXiv 2607.05147, Algorithm 1.)
+    """
+    expected = np.empty(len(ranked) + 1)
+    expected[0] = view.num_seqs + view.finishing_prefills
+    expected[1:] = ranked
+    np.add.accumulate(expected, out=expected)
+    expected /= view.step_seconds(_count(len(expected)))
+    return expected
+
+
+def _descending(survival: Array) -> Array:
+    ranked = survival.ravel().copy()
+    ranked.sort()
+    return ranked[::-1]
+
+
+_ONES = np.ones(1 << 16, dtype=np.int64)
+_ONES8 = np.ones(64, dtype=np.int8)
+_COUNT = np.arange(1 << 14)
+
+
+def _count(n: int) -> Array:
+    return _COUNT[:n] if n <= len(_COUNT) else np.arange(n)
+
+
+class _Policy:
+    """Labels: the class name and the arguments that differ from their defaults, as one would type them."""
+
+    synchronous = False
+    needs_confidence = False
+    uses_previous = False
+    replay: Literal["exact", "approximate"] = "exact"
+
+    def __repr__(self) -> str:
+        shown = []
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if f.default is MISSING:
+                shown.append(repr(value))
+            elif value != f.default:
+                shown.append(f"{f.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class NoSpec(_Policy):
+    """No speculation: no drafter runs, and a decode takes one token."""
+
+    def __call__(self, view: StepView) -> Lens:
+        return np.zeros(view.num_seqs, dtype=np.int64)
+
+
+@dataclass(frozen=True, repr=False)
+class StaticGamma(_Policy):
+    """Verify the first ``gamma`` tokens of every block, always."""
+
+    gamma: int
+
+    def __post_init__(self) -> None:
+        _at_least("StaticGamma", "gamma", self.gamma, 0)
+
+    def __call__(self, view: StepView) -> Lens:
+        return np.full(view.num_seqs, self.gamma)
+
+
+@dataclass(frozen=True, repr=False)
+class MTP1(_Policy):
+    """One token from a multi-token-prediction module, always verified. Wants a drafter of γ = 1."""
+
+    exact_gamma = 1
+
+    def __call__(self, view: StepView) -> Lens:
+        return np.ones(view.num_seqs, dtype=np.int64)
+
+
+@dataclass(frozen=True, repr=False)
+class BatchSizeTable(_Policy):
+    """Draft length by decoding requests: ((lo, hi, K), ...), both ends included; 0 where no row fits.
+
+    vLLM's ``num_speculative_tokens_per_batch_size``.
+    """
+
+    table: tuple[tuple[int, int, int], ...]
+
+    def __post_init__(self) -> None:
+        rows = tuple(tuple(row) for row in self.table)
+        for row in rows:
+            if len(row) != 3 or not 1 <= row[0] <= row[1] or row[2] < 0:
+                raise SpecsimError(f"BatchSizeTable: expected rows (lo, hi, K) with 1 <= lo <= hi, got {row}")
+        object.__setattr__(self, "table", rows)
+
+    @property
+    def gamma(self) -> int:
+        """The largest K."""
+        return max((k for _, _, k in self.table), default=0)
+
+    def __call__(self, view: StepView) -> Lens:
+        n = view.num_seqs
+        return np.full(n, next((k for lo, hi, k in self.table if lo <= n <= hi), 0))
+
+
+@dataclass(frozen=True, repr=False)
+class Threshold(_Policy):
+    """Verify each block up to the first position whose confidence lies below ``confidence``."""
+
+    confidence: float
+    synchronous = True
+    needs_confidence = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.confidence <= 1:
+            raise SpecsimError(f"Threshold: confidence: expected 0..1, got {self.confidence}")
+
+    def __call__(self, view: StepView) -> Lens:
+        return _row_counts(np.logical_and.accumulate(view.confidence >= self.confidence, axis=1))
+
+
+@dataclass(frozen=True, repr=False)
+class DSparkGreedy(_Policy):
+    """Algorithm 1 of arXiv 2607.05147: admit in descending survival while Θ rises.
+
+    It stops at the first admission that does not raise Θ, which keeps it lossless.
+    """
+
+    synchronous = True
+    needs_confidence = True
+
+    def __call__(self, view: StepView) -> Lens:
+        ranked = _descending(view.survival)
+        theta = throughput_curve(view, ranked)
+        falls = theta[1:] <= theta[:-1]
+        k = int(falls.argmax())
+        if not falls[k]:
+            return np.full(view.num_seqs, view.gamma)
+        return _admit(view.survival, float(ranked[k - 1]), k) if k else np.zeros(view.num_seqs, dtype=np.int64)
+
+
+@dataclass(frozen=True, repr=False)
+class GlobalArgmax(_Policy):
+    """The best Θ over all K on this step's own confidences. Not lossless (the paper's Appendix A)."""
+
+    synchronous = True
+    needs_confidence = True
+    replay = "approximate"
+
+    def __call__(self, view: StepView) -> Lens:
+        theta = throughput_curve(view, _descending(view.survival))
+        return top_k(view.survival, int(theta.argmax()))
+
+
+@dataclass(frozen=True, repr=False)
+class DSparkAsync(_Policy):
+    """The production variant (arXiv 2607.05147, §5.2): plan on stale survivals, admit on current ones.
+
+    The number of draft tokens K is the unconstrained argmax of Θ over the survivals of ``staleness``
+    steps ago, with the current batch and prefill tokens; requests younger than that count with
+    survival ``newcomer``, or with the mean of the others ("mean"). The K largest current survivals are
+    then verified. Staleness 1 is vLLM's, 2 DeepSeek's and SGLang's.
+    """
+
+    staleness: int = 2
+    newcomer: float | Literal["mean"] = 1.0
+    needs_confidence = True
+    replay = "approximate"
+
+    def __post_init__(self) -> None:
+        _at_least("DSparkAsync", "staleness", self.staleness, 1)
+        if self.newcomer != "mean" and not (isinstance(self.newcomer, int | float) and 0 <= self.newcomer <= 1):
+            raise SpecsimError(f"DSparkAsync: newcomer: expected 0..1 or 'mean', got {self.newcomer!r}")
+
+    def start(self) -> Scheduler:
+        """A fresh scheduler that remembers the survivals of the last steps."""
+        memory: deque[tuple[Array, Array]] = deque(maxlen=self.staleness)
+
+        def schedule(view: StepView) -> Lens:
+            current = view.survival
+            if len(memory) == self.staleness:
+                stale = self._recall(*memory[0], view)
+            else:
+                stale = np.full(current.shape, 1.0 if self.newcomer == "mean" else self.newcomer)
+            memory.append((view.request_ids, current))
+            return top_k(current, int(throughput_curve(view, _descending(stale)).argmax()))
+
+        return schedule
+
+    def _recall(self, ids: Array, survival: Array, view: StepView) -> Array:
+        """Survivals [R, γ] planned with: the remembered rows of the requests still here."""
+        if ids is view.request_ids:  # the batch has not changed since
+            return survival
+        order = np.argsort(ids)
+        at = order.take(np.searchsorted(ids, view.request_ids, sorter=order), mode="clip")
+        found = ids[at] == view.request_ids
+        known = survival[at]
+        if not found.all():
+            new: Any = self.newcomer
+            if new == "mean":
+                new = known[found].mean(axis=0) if found.any() else 1.0
+            known[~found] = new
+        return known
+
+    def __call__(self, view: StepView) -> Lens:
+        raise TypeError("DSparkAsync remembers past steps: call start() and use what it returns")
+
+
+@dataclass(frozen=True, repr=False)
+class Oracle(_Policy):
+    """An upper bound that knows what will be accepted: verifies accepted tokens alone, while Θ rises most."""
+
+    oracle = True
+
+    def __call__(self, view: StepView) -> Lens:
+        assert isinstance(view, OracleView)
+        survives = (np.arange(view.gamma) < view.accepted[:, None]).astype(np.float64)
+        ranked = np.ones(int(view.accepted.sum()))
+        return top_k(survives, int(throughput_curve(view, ranked).argmax()))
+
+
+def _at_least(policy: str, field: str, value: int, low: int) -> None:
+    if not isinstance(value, int | np.integer) or value < low:
+        raise SpecsimError(f"{policy}: {field}: expected a whole number, {low} or more, got {value!r}")

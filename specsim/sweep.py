@@ -1,0 +1,80 @@
+"""Many runs: policies × workloads × seeds, in parallel, into one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import joblib
+import pandas as pd
+
+from specsim.engine import Policy, Scenario, simulate
+from specsim.metrics import summarize
+from specsim.types import SLO, SpecsimError
+
+
+def sweep(
+    base: Scenario,
+    policy: Sequence[Any] | None = None,
+    workload: Sequence[Any] | None = None,
+    seeds: Iterable[int] = range(3),
+    *,
+    slo: SLO | None = None,
+    jobs: int = -1,
+    progress: Callable[[int, int], None] | None = None,
+) -> pd.DataFrame:
+    """Run ``base`` under every policy, workload and seed; one row a (policy, workload, seed, domain).
+
+    ``policy`` holds schedulers or Policy pairs, ``workload`` workloads; None keeps the base's own.
+    Runs of one seed share their arrivals, lengths and blocks (common random numbers). The table is
+    the same whatever ``jobs`` (processes; -1: one a core). ``progress(done, total)`` is called as
+    runs end. Columns: policy, workload, load, seed, and those of :func:`summarize`.
+    """
+    policies = list(policy) if policy is not None else [base.scheduler]
+    workloads = list(workload) if workload is not None else [base.workload]
+    seeds = list(seeds)
+    if not policies or not workloads or not seeds:
+        raise SpecsimError("sweep: expected at least one policy, one workload and one seed")
+    cases = [
+        (replace(base.with_policy(p), workload=w), _label(p, base), seed, slo)
+        for w in workloads
+        for p in policies
+        for seed in seeds
+    ]
+    labels = [_label(p, base) for p in policies]
+    if len(set(labels)) < len(labels):
+        twice = next(x for x in labels if labels.count(x) > 1)
+        raise SpecsimError(f"sweep: policy {twice} is given twice: labels tell results apart")
+    # Few sequences make many steps: the longest runs come first, so that no core is left waiting.
+    order = sorted(range(len(cases)), key=lambda i: cases[i][0].workload.load)
+    parallel = joblib.Parallel(n_jobs=min(jobs, len(cases)) if jobs > 0 else jobs, return_as="generator")
+    tables: list[pd.DataFrame | None] = [None] * len(cases)
+    for done, (i, table) in enumerate(
+        zip(order, parallel(joblib.delayed(_run)(*cases[i]) for i in order), strict=True), start=1
+    ):
+        tables[i] = table
+        if progress is not None:
+            progress(done, len(cases))
+    frame = pd.concat([t for t in tables if t is not None], ignore_index=True)
+    rank = {label: i for i, label in enumerate(labels)}
+    frame["_rank"] = frame["policy"].map(rank)
+    return frame.sort_values(["_rank", "load", "seed"], kind="stable", ignore_index=True).drop(columns="_rank")
+
+
+def _label(policy: Any, base: Scenario) -> str:
+    """A policy on the base's drafter goes by its scheduler alone; another drafter is named too."""
+    chosen = policy if isinstance(policy, Policy) else Policy(policy)
+    return repr(chosen)
+
+
+def _run(scenario: Scenario, label: str, seed: int, slo: SLO | None) -> pd.DataFrame:
+    table = summarize(simulate(scenario, seed), slo)
+    head = pd.DataFrame(
+        {"policy": label, "workload": scenario.workload.label, "load": scenario.workload.load, "seed": seed},
+        index=table.index,
+    )
+    head["tps_per_request"] = table["throughput"] * table["gpus"] / scenario.workload.load
+    if not scenario.workload.closed:
+        head["tps_per_request"] = float("nan")
+    return pd.concat([head, table], axis=1)
