@@ -130,8 +130,9 @@ def apply_sts(confidence: Floats, temperatures: ArrayLike) -> Floats:
     """Return sigmoid(logit(c_k)/T_k), of the type and shape of ``confidence`` float[..., γ].
 
     The map rises strictly with c_k, so the order of blocks at one position is kept (not the order of
-    a_k); 0 stays 0, 1 stays 1, NaN stays NaN, and T_k = 1 changes nothing. ``temperatures`` is
-    float[γ], all above 0, else SpecsimError.
+    a_k), save that a small T_k rounds the nearest to 1 up to 1 (at 0.1 in float64: above 0.97). 0
+    stays 0, 1 stays 1, NaN stays NaN, and T_k = 1 changes nothing. ``temperatures`` is float[γ], all
+    above 0, else SpecsimError.
     """
     confidence = np.asarray(confidence)
     t = np.asarray(temperatures, dtype=np.float64)
