@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from specsim import calibration
 from specsim.blocktrace import Trace, read_trace
-from specsim.files import first_error, read_json
+from specsim.files import first_error, read_json, read_start
 from specsim.hardware import DraftCost, Provenance
 from specsim.types import SpecsimError, stream
 
@@ -163,11 +163,7 @@ def load_drafter(
 
 def load_trace(path: str | Path) -> Trace | Synthetic:
     """Read a trace file of either form, told apart by its first byte."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(64).lstrip()
-    except OSError as error:
-        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+    start = read_start(path)
     return read_json(path, Synthetic) if start.startswith(b"{") else read_trace(path)
 
 

@@ -90,8 +90,11 @@ class Scenario:
 
 
 def scheduler_name(scheduler: Any) -> str:
-    """The label of a scheduler: its repr, or the plain name of a function."""
-    return str(getattr(scheduler, "__name__", None) or repr(scheduler))
+    """The label of a scheduler: its repr, or the plain name of a function or of a class without one."""
+    if hasattr(scheduler, "__name__"):
+        return str(scheduler.__name__)
+    label = repr(scheduler)
+    return type(scheduler).__name__ if f" at {hex(id(scheduler))}" in label else label  # object's own repr
 
 
 def simulate(scenario: Scenario, seed: int = 0, *, steps: bool = False) -> Result:

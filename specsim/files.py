@@ -59,6 +59,15 @@ def read_text(path: str | Path) -> str:
         raise SpecsimError(f"{path}: byte {error.start}: expected UTF-8 text") from error
 
 
+def read_start(path: str | Path, size: int = 4096) -> bytes:
+    """Return the first bytes of ``path`` without leading white space, to tell formats apart by."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(size).lstrip()
+    except OSError as error:
+        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+
+
 def read_json(path: str | Path, model: type[Model]) -> Model:
     """Return the JSON file ``path`` checked against a pydantic ``model``.
 

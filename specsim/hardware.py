@@ -11,6 +11,7 @@ token counts, is then a plain look-up.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -206,8 +207,9 @@ class Profile(_Part):
         tokens = np.asarray(num_tokens)
         cost = step_cost(self, int(tokens.max(initial=0)), num_seqs, gamma, extrapolate=extrapolate)
         seconds = cost.column(kv_tokens)[tokens] + cost.draft[num_seqs]
-        if not np.isfinite(seconds).all():
-            raise cost.outside(int(tokens.max()), num_seqs, kv_tokens)
+        outside = ~np.isfinite(seconds)
+        if outside.any():
+            raise cost.outside(int(tokens[outside][0]), num_seqs, kv_tokens)
         return np.asarray(seconds, dtype=np.float64)
 
 
@@ -259,7 +261,7 @@ class StepCost:
         first, last = self.profile.verify.range
         axes = [("tokens", num_tokens, first, last)]
         if len(self.kv_tokens) > 1:
-            axes.append(("KV tokens", int(kv_tokens), 0, int(self.kv_tokens[-1])))
+            axes.append(("KV tokens", math.ceil(kv_tokens), 0, int(self.kv_tokens[-1])))
         if self.draft_limit:
             axes.append(("drafting sequences", num_seqs, 0, self.draft_limit))
         return axes

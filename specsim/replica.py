@@ -393,9 +393,9 @@ class Replica:
 
     def _wrap(self, tape: Tape) -> None:
         """Send requests that have read to the end of their domain's rows back to its start."""
-        part = self.ledger.part[self.ids]
+        size = tape.size[self.ledger.part[self.ids]]
         end = self.state[_END, : self.num_seqs]
-        self.row -= np.where(self.row >= end, tape.size[part], 0)
+        self.row[:] = end - size + (self.row - end) % size  # a block may be longer than the whole domain
         self.slack = int((end - self.row).min(initial=1 << 62))
 
     def _bind(self) -> None:

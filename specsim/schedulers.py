@@ -173,7 +173,7 @@ def _count(n: int) -> Array:
     return _COUNT[:n] if n <= len(_COUNT) else np.arange(n)
 
 
-class _Policy:
+class BuiltIn:
     """Labels: the class name and the arguments that differ from their defaults, as one would type them."""
 
     synchronous = False
@@ -193,7 +193,7 @@ class _Policy:
 
 
 @dataclass(frozen=True, repr=False)
-class NoSpec(_Policy):
+class NoSpec(BuiltIn):
     """No speculation: no drafter runs, and a decode takes one token."""
 
     def __call__(self, view: StepView) -> Lens:
@@ -201,7 +201,7 @@ class NoSpec(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class StaticGamma(_Policy):
+class StaticGamma(BuiltIn):
     """Verify the first ``gamma`` tokens of every block, always."""
 
     gamma: int
@@ -214,7 +214,7 @@ class StaticGamma(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class MTP1(_Policy):
+class MTP1(BuiltIn):
     """One token from a multi-token-prediction module, always verified. Wants a drafter of γ = 1."""
 
     exact_gamma = 1
@@ -224,7 +224,7 @@ class MTP1(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class BatchSizeTable(_Policy):
+class BatchSizeTable(BuiltIn):
     """Draft length by decoding requests: ((lo, hi, K), ...), both ends included; 0 where no row fits.
 
     vLLM's ``num_speculative_tokens_per_batch_size``.
@@ -250,7 +250,7 @@ class BatchSizeTable(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class Threshold(_Policy):
+class Threshold(BuiltIn):
     """Verify each block up to the first position whose confidence lies below ``confidence``."""
 
     confidence: float
@@ -266,7 +266,7 @@ class Threshold(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class DSparkGreedy(_Policy):
+class DSparkGreedy(BuiltIn):
     """Algorithm 1 of arXiv 2607.05147: admit in descending survival while Θ rises.
 
     It stops at the first admission that does not raise Θ, which keeps it lossless.
@@ -286,7 +286,7 @@ class DSparkGreedy(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class GlobalArgmax(_Policy):
+class GlobalArgmax(BuiltIn):
     """The best Θ over all K on this step's own confidences. Not lossless (the paper's Appendix A)."""
 
     synchronous = True
@@ -299,7 +299,7 @@ class GlobalArgmax(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class DSparkAsync(_Policy):
+class DSparkAsync(BuiltIn):
     """The production variant (arXiv 2607.05147, §5.2): plan on stale survivals, admit on current ones.
 
     The number of draft tokens K is the unconstrained argmax of Θ over the survivals of ``staleness``
@@ -353,7 +353,7 @@ class DSparkAsync(_Policy):
 
 
 @dataclass(frozen=True, repr=False)
-class Oracle(_Policy):
+class Oracle(BuiltIn):
     """An upper bound that knows what will be accepted: verifies accepted tokens alone, while Θ rises most."""
 
     oracle = True

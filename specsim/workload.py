@@ -244,7 +244,8 @@ class Arrivals:
 class ClosedLoop:
     """``concurrency`` users, each of whom asks again ``think_s`` seconds after the last answer.
 
-    Lengths and ``domain`` are as in Poisson.
+    ``measured`` requests are measured, after 5 · concurrency of warm-up (None: 10 · concurrency, at
+    least 500). Lengths and ``domain`` are as in Poisson.
     """
 
     concurrency: int
@@ -252,12 +253,15 @@ class ClosedLoop:
     output_tokens: Lengths | int = 256
     think_s: float = 0.0
     domain: str = ""
+    measured: int | None = None
 
     closed: ClassVar[Literal[True]] = True
 
     def __post_init__(self) -> None:
         check_number("ClosedLoop.concurrency", self.concurrency, least=1, whole=True)
         check_number("ClosedLoop.think_s", self.think_s, least=0)
+        if self.measured is not None:
+            check_number("ClosedLoop.measured", self.measured, least=1, whole=True)
         _check_asked("ClosedLoop", self.prompt_tokens, self.output_tokens, self.domain)
 
     @property
@@ -277,7 +281,7 @@ class ClosedLoop:
     @property
     def num_measured(self) -> int:
         """How many requests are measured."""
-        return max(500, 10 * self.concurrency)
+        return max(500, 10 * self.concurrency) if self.measured is None else self.measured
 
     def lengths(self, seed: int) -> Iterator[tuple[Ints, Ints]]:
         """Yield, without end, (prompt, output) tokens of the next 1024 requests, int64[1024] each."""

@@ -1,0 +1,32 @@
+# make demo: a Pareto picture from the shipped data.  make test: everything that must hold.
+# Each makes its own virtual environment; all it needs is Python 3.11 or later with pip.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/installed
+	$(BIN)/specsim pareto --scenario experiments/demo.toml --out out/demo
+
+test: .venv/installed-dev
+	$(BIN)/pytest -n auto
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/bench.py
+
+clean:
+	rm -rf .venv out
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@

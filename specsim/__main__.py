@@ -1,0 +1,5 @@
+"""``python -m specsim``."""
+
+from specsim.cli import main
+
+main()

@@ -1,0 +1,54 @@
+"""The specsim command: each verb parses, calls the library and prints."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from specsim.cli import look, run
+from specsim.types import SpecsimError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Simulate LLM serving with speculative decoding: what throughput does each verification scheduler sell "
+    "at which interactivity?",
+)
+app.command()(run.simulate)
+app.command()(run.sweep)
+app.command()(run.pareto)
+trace = typer.Typer(no_args_is_help=True, help="Look into arrivals and drafters' traces.")
+trace.command("inspect")(look.inspect)
+app.add_typer(trace, name="trace")
+profile = typer.Typer(no_args_is_help=True, help="Look into hardware profiles.")
+profile.command("show")(look.profile_show)
+app.add_typer(profile, name="profile")
+
+
+@app.callback()
+def _top() -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exit codes: 0, 1 (a check failed), 2 (bad input), 130 (interrupted)."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except SpecsimError as error:
+        code = _fail(str(error))
+    except typer.TyperException as error:  # usage: unknown option, missing value
+        code = _fail(error.format_message())
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> int:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return 2

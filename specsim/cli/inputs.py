@@ -1,0 +1,207 @@
+"""From what is typed on the command line, or written in a scenario file, to a Scenario and policies."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from specsim import schedulers
+from specsim.acceptance import Drafter, load_drafter
+from specsim.engine import Policy
+from specsim.importers.arrivals import open_workload
+from specsim.types import SpecsimError
+from specsim.workload import Arrivals, ClosedLoop, Poisson, Workload, parse_lengths
+
+PATH_KEYS = ("profile", "trace", "arrivals")
+
+
+def read_scenario(path: Path) -> dict[str, Any]:
+    """The options in a TOML scenario file, by option name; its paths are relative to the file.
+
+    ``closed = [1, 4, 16]`` and ``scheduler = ["NoSpec", "MTP1@mtp1.json"]`` stand for the flags of the
+    same name; a flag typed on the command line wins.
+    """
+    try:
+        options = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecsimError(f"{path}: expected TOML: {error}") from error
+    options = {key.replace("-", "_"): value for key, value in options.items()}
+    for key in PATH_KEYS:
+        if isinstance(options.get(key), str):
+            options[key] = str(path.parent / options[key])
+    if "scheduler" in options:
+        texts = options["scheduler"] if isinstance(options["scheduler"], list) else [options["scheduler"]]
+        options["scheduler"] = [_relative_policy(str(text), path.parent) for text in texts]
+    for key, value in options.items():
+        if isinstance(value, list) and key != "scheduler":
+            options[key] = ",".join(str(item) for item in value)
+        if isinstance(value, dict):
+            options[key] = ",".join(f"{name}:{weight}" for name, weight in value.items())
+    return options
+
+
+def _relative_policy(text: str, folder: Path) -> str:
+    name, at, trace = text.partition("@")
+    if ".py:" in name:
+        name = str(folder / name)
+    return f"{name}@{folder / trace}" if at else name
+
+
+def parse_policies(texts: list[str], trace: Path | None, gamma: int | None) -> tuple[Drafter | None, list[Policy]]:
+    """The base drafter of ``--trace`` and the policies of ``--scheduler NAME(args)[@TRACE]``.
+
+    A policy on the base drafter carries none of its own, so labels name only the others.
+    """
+    base = load_drafter(trace, gamma) if trace is not None else None
+    drafters: dict[str, Drafter] = {}
+    policies = []
+    for text in texts:
+        name, at, file = text.partition("@")
+        if at and file not in drafters:
+            drafters[file] = load_drafter(file)
+        policies.append(Policy(parse_scheduler(name), drafters[file] if at else None))
+    return base, policies
+
+
+def parse_scheduler(text: str) -> Any:
+    """A scheduler from ``Name``, ``Name(1, key=2)``, ``file.py:Name`` or ``file.py:Name(3)``.
+
+    A class is called with the arguments; a plain function named without parentheses is used as it is.
+    """
+    where, colon, rest = text.rpartition(".py:")
+    target = rest.strip() if colon else text.strip()
+    try:
+        node = ast.parse(target, mode="eval").body
+        call = node if isinstance(node, ast.Call) else None
+        name = call.func if call else node
+        if not isinstance(name, ast.Name):
+            raise ValueError
+        args = [ast.literal_eval(a) for a in call.args] if call else []
+        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if call else {}
+    except (SyntaxError, ValueError) as error:
+        raise SpecsimError(
+            f"scheduler {text!r}: expected Name, Name(arguments) or file.py:Name, such as 'StaticGamma(3)'"
+        ) from error
+    found = _from_file(Path(f"{where}.py"), name.id) if colon else _built_in(name.id)
+    if call is None and not isinstance(found, type):
+        return found
+    try:
+        return found(*args, **kwargs)
+    except TypeError as error:
+        raise SpecsimError(f"scheduler {text!r}: {error}") from error
+
+
+def _built_in(name: str) -> Any:
+    known = {
+        key: value
+        for key, value in vars(schedulers).items()
+        if isinstance(value, type) and issubclass(value, schedulers.BuiltIn) and value is not schedulers.BuiltIn
+    }
+    if name not in known:
+        raise SpecsimError(f"scheduler {name!r}: not known, expected one of {', '.join(sorted(known))} or file.py:Name")
+    return known[name]
+
+
+def _from_file(path: Path, name: str) -> Any:
+    if not path.is_file():
+        raise SpecsimError(f"{path}: cannot read: expected a Python file that defines {name}")
+    module_name = path.stem
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, path)
+        raise SpecsimError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+    cloudpickle.register_pickle_by_value(module)  # worker processes have not run the file
+    if not callable(getattr(module, name, None)):
+        known = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module_name]
+        raise SpecsimError(f"{path}: {name!r} is not defined in it, expected one of {', '.join(known) or 'none'}")
+    return getattr(module, name)
+
+
+def _line_in(error: BaseException, path: Path) -> int | str:
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line if line is not None else "?"
+
+
+def parse_numbers(option: str, text: str, whole: bool = False) -> list[float]:
+    """Positive numbers from ``1,4,16``."""
+    numbers = []
+    for part in text.split(","):
+        try:
+            number = float(part)
+        except ValueError:
+            number = float("nan")
+        if not 0 < number < float("inf") or (whole and number != int(number)):
+            kind = "whole numbers" if whole else "numbers"
+            raise SpecsimError(f"{option}: expected {kind} above 0, separated by commas, got {part.strip()!r}")
+        numbers.append(number)
+    return numbers
+
+
+def parse_domains(text: str) -> dict[str, float]:
+    """Domain weights from ``math:2,code:1,chat``; a name alone weighs 1."""
+    domains: dict[str, float] = {}
+    for part in text.split(","):
+        name, colon, weight = part.strip().partition(":")
+        try:
+            domains[name] = float(weight) if colon else 1.0
+        except ValueError:
+            raise SpecsimError(f"--domains: {name}: expected a number for its weight, got {weight!r}") from None
+        if not name:
+            raise SpecsimError(f"--domains: expected names with weights such as math:2,code:1, got {text!r}")
+    return domains
+
+
+def parse_workloads(
+    closed: str | None,
+    poisson: str | None,
+    arrivals: Path | None,
+    rate: str | None,
+    num_requests: int | None,
+    prompt_tokens: str,
+    output_tokens: str,
+    think: float,
+) -> list[Workload]:
+    """The workloads asked for: one an entry of --closed, --poisson, or --arrivals with --rate."""
+    given = [n for n, v in (("--closed", closed), ("--poisson", poisson), ("--arrivals", arrivals)) if v is not None]
+    if len(given) != 1:
+        raise SpecsimError(
+            f"workload: expected one of --closed, --poisson and --arrivals, got {' and '.join(given) or 'none'}"
+        )
+    prompt, output = parse_lengths(prompt_tokens), parse_lengths(output_tokens)
+    if closed is not None:
+        users = [int(c) for c in parse_numbers("--closed", closed, whole=True)]
+        return [ClosedLoop(c, prompt, output, think, measured=num_requests) for c in users]
+    if poisson is not None:
+        rates = parse_numbers("--poisson", poisson)
+        return [Poisson(r, num_requests or 2000, prompt, output) for r in rates]
+    assert arrivals is not None
+    workload = open_workload(arrivals)
+    if num_requests is not None:
+        workload = (
+            workload.head(num_requests)
+            if isinstance(workload, Arrivals)
+            else replace(workload, num_requests=num_requests)
+        )
+    if rate is None:
+        return [workload]
+    rates = parse_numbers("--rate", rate)
+    return [workload.scaled(r) if isinstance(workload, Arrivals) else replace(workload, rate=r) for r in rates]

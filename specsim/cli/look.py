@@ -1,0 +1,159 @@
+"""trace inspect and profile show: what is in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import numpy as np
+import typer
+
+from specsim.acceptance import Drafter, Synthetic, load_trace
+from specsim.blocktrace import Trace
+from specsim.calibration import calibration_report
+from specsim.cli import show
+from specsim.files import read_start
+from specsim.hardware import load_profile
+from specsim.importers.arrivals import open_workload
+from specsim.request_table import inspect_requests
+from specsim.types import SpecsimError
+
+Json = Annotated[Optional[Path], typer.Option("--json", help="Also write what is printed as JSON here.")]  # noqa: UP045
+
+
+def inspect(file: Annotated[Path, typer.Argument(help="Arrivals, a workload, a block trace or a synthetic trace.")],
+            json: Json = None) -> None:  # fmt: skip
+    """Describe a trace: arrivals (rate, burstiness, lengths, domains) or acceptance (τ, positions, calibration).
+
+    The kind is found by content: Azure 2023 CSV, BurstGPT CSV, Mooncake JSONL, vLLM request logs,
+    our own parquet and workload files; block traces (parquet) and synthetic ones (JSON).
+
+    Example: specsim trace inspect traces/qwen3-4b-dspark.json
+    """
+    data = _acceptance(file) if _is_acceptance(file) else _arrivals(file)
+    if json is not None:
+        show.write_json_file(json, data)
+
+
+def profile_show(
+    file: Annotated[Path, typer.Argument(help="Hardware profile (hw_profiles/*.json).")], json: Json = None
+) -> None:
+    """Print a hardware profile: where it comes from, what steps cost, and SPS(B).
+
+    Example: specsim profile show hw_profiles/dsv4-flash-b300-tp4.json
+    """
+    profile = load_profile(file)
+    low, high = profile.verify.range
+    tokens = [int(b) for b in np.unique(np.geomspace(low, high, 13).round())]
+    if profile.verify.capture_limit:
+        tokens = sorted({*tokens, profile.verify.capture_limit, min(profile.verify.capture_limit + 1, high)})
+    seconds = profile.step_seconds(np.array(tokens))
+    facts = {
+        "name": profile.name,
+        "kind": profile.kind,
+        "model": profile.model,
+        "device": f"{profile.gpus} × {profile.device}, TP {profile.tp}",
+        "engine": profile.engine or "–",
+        "KV cache": f"{profile.kv_tokens:,} tokens" if profile.kv_tokens else "not limited",
+        "measured": f"{low}..{high} tokens"
+        + (f", CUDA graphs up to {profile.verify.capture_limit}" if profile.verify.capture_limit else ""),
+        "drafting": f"{profile.draft.type}, {profile.draft.num_seqs[0]}..{profile.draft.num_seqs[-1]} sequences"
+        if profile.draft
+        else "no cost given",
+        "source": profile.provenance.source,
+        "command": profile.provenance.command or "–",
+        "notes": profile.provenance.notes or "–",
+    }
+    console = show.console()
+    for name, fact in facts.items():
+        console.print(f"{name:>9}  {fact}")
+    rows: list[list[Any]] = [
+        [b, show.milliseconds(s), 1 / s, b / s] for b, s in zip(tokens, seconds.tolist(), strict=True)
+    ]
+    console.print(show.table("\nStep time by tokens in the forward", ["tokens B", "ms", "SPS(B)", "tok/s"], rows))
+    if json is not None:
+        curve = [{"tokens": b, "seconds": s} for b, s in zip(tokens, seconds.tolist(), strict=True)]
+        show.write_json_file(json, {**facts, "steps": curve})
+
+
+def _is_acceptance(file: Path) -> bool:
+    """Whether ``file`` is a drafter's trace rather than arrivals."""
+    start = read_start(file)
+    if start.startswith(b"PAR1"):
+        import pyarrow.parquet as pq
+
+        try:
+            schema = pq.read_schema(file)
+        except Exception as error:
+            raise SpecsimError(f"{file}: expected a parquet file: {str(error).splitlines()[0]}") from error
+        return "accepted" in schema.names or b"specsim" in (schema.metadata or {})
+    return start.startswith(b"{") and b"specsim.synthetic/" in start
+
+
+def _acceptance(file: Path) -> dict[str, Any]:
+    trace = load_trace(file)
+    meta = trace if isinstance(trace, Synthetic) else trace.meta
+    drafter = Drafter(trace, trace.gamma, name=file.stem)
+    tape = drafter.tape(0)
+    console = show.console()
+    rows_text = "generated from parameters, seed 0" if isinstance(trace, Synthetic) else f"{len(trace):,} rows"
+    console.print(
+        f"{meta.drafter} for {meta.target}: γ = {trace.gamma}, {meta.kind} ({rows_text}), "
+        f"confidence: {meta.confidence_source}"
+    )
+    data: dict[str, Any] = {"drafter": meta.drafter, "target": meta.target, "gamma": trace.gamma, "kind": meta.kind}
+    rows: list[list[Any]] = []
+    for d, name in enumerate(tape.domains):
+        part = slice(int(tape.first[d]), int(tape.first[d] + tape.size[d]))
+        accepted = tape.accepted[part]
+        reach = np.array([(accepted >= k).sum() for k in range(trace.gamma + 1)])
+        conditional = np.divide(reach[1:], reach[:-1], out=np.full(trace.gamma, np.nan), where=reach[:-1] > 0)
+        rows.append([name, int(tape.size[d]), float(accepted.mean() + 1), *conditional.tolist()])
+        data[name] = {"rows": int(tape.size[d]), "tau": float(accepted.mean() + 1), "conditional": conditional.tolist()}
+    heads = ["domain", "rows", "tau", *(str(k) for k in range(1, trace.gamma + 1))]
+    console.print(show.table("\nConditional acceptance by position, over all anchors", heads, rows))
+    if tape.confidence is not None:
+        report = calibration_report(tape.confidence, tape.accepted)
+        rows = [[int(r["position"]), r["predicted"], r["observed"], r["ece"], r["auc"]] for _, r in report.iterrows()]
+        title = "Survival of the first k tokens: predicted and observed"
+        console.print(show.table(title, ["k", "predicted", "observed", "ECE", "AUC"], rows))
+        data["calibration"] = report.to_dict("records")
+    if isinstance(trace, Trace) and trace.meta.notes:
+        console.print(f"Notes: {trace.meta.notes}")
+    if isinstance(trace, Synthetic):
+        console.print(f"Source: {trace.provenance.source}\nNotes: {trace.provenance.notes or '–'}")
+    return data
+
+
+def _arrivals(file: Path) -> dict[str, Any]:
+    workload = open_workload(file)
+    requests = workload.requests(0)
+    data = inspect_requests(requests)
+    console = show.console()
+    label = "" if hasattr(workload, "table") else " (a law; drawn with seed 0)"
+    console.print(f"{data['requests']:,} requests over {show.number(data['duration_s'])} s{label}")
+    rejected = data["rejected"]
+    assert isinstance(rejected, dict)
+    for reason, count in rejected.items():
+        console.print(f"{count:,} rejected: {reason}")
+    facts = [
+        ["rate", f"{show.number(data['mean_rate'])} requests/s"],
+        ["CV of the gaps", f"{show.number(data['gap_cv'])} (Poisson: 1)"],
+        ["dispersion of counts in 1 s", f"{show.number(data['dispersion_1s'])} (Poisson: 1)"],
+        ["gaps of zero", show.number(data["zero_gap_share"])],
+        ["domains", ", ".join(f"{k or 'none given'} {v:,}" for k, v in _dict(data["domains"]).items())],
+    ]
+    if data["sessions"] is not None:
+        facts.append(["sessions", show.number(data["sessions"])])
+    if data["prefix_reuse_share"] is not None:
+        facts.append(["prefix blocks seen before", show.number(data["prefix_reuse_share"])])
+    console.print(show.table("", ["", ""], facts))
+    prompt, output = _dict(data["prompt_tokens"]), _dict(data["output_tokens"])
+    rows = [["prompt", *prompt.values()], ["output", *output.values()]]
+    console.print(show.table("Tokens", ["", *prompt], rows))
+    return data
+
+
+def _dict(value: object) -> dict[str, Any]:
+    assert isinstance(value, dict)
+    return value

@@ -1,0 +1,182 @@
+"""The options that every simulating verb shares, declared once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Optional, get_type_hints
+
+import typer
+
+from specsim.acceptance import Drafter
+from specsim.cli.inputs import parse_domains, parse_policies, parse_workloads, read_scenario
+from specsim.engine import Policy, Scenario
+from specsim.hardware import load_profile
+from specsim.types import SpecsimError
+from specsim.workload import Workload
+
+WHAT = "What is served"
+LOAD = "Load"
+ENGINE = "Engine"
+RUN = "Run"
+
+
+def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=more.pop("show_default", True), **more)
+
+
+def _load_scenario(context: typer.Context, path: Optional[Path]) -> Optional[Path]:  # noqa: UP045
+    """Make the scenario file's entries the defaults of this call's options."""
+    if path is not None:
+        options = read_scenario(path)
+        known = {p.name for p in context.command.params}
+        for key in options:
+            if key not in known:
+                raise SpecsimError(f"{path}: {key}: not an option of this command")
+        context.default_map = {**(context.default_map or {}), **options}
+    return path
+
+
+@dataclass
+class Options:
+    """What makes a scenario; the fields are the command line's flags."""
+
+    profile: Annotated[
+        Optional[Path], _option("--profile", help="Hardware profile (hw_profiles/*.json).", panel=WHAT)  # noqa: UP045
+    ] = None
+    trace: Annotated[
+        Optional[Path], _option("--trace", help="Drafter's trace: block trace or synthetic.", panel=WHAT)  # noqa: UP045
+    ] = None
+    gamma: Annotated[
+        Optional[int], _option("--gamma", help="Block length, at most the trace's (default: the trace's).", panel=WHAT)  # noqa: UP045
+    ] = None
+    scheduler: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        _option(
+            "--scheduler",
+            "-s",
+            help="NAME, 'NAME(args)' or file.py:NAME; NAME@TRACE for another drafter. Repeatable.",
+            panel=WHAT,
+        ),
+    ] = None
+    domains: Annotated[
+        Optional[str],  # noqa: UP045
+        _option("--domains", help="Mix of domains, such as math:1,code:1 (default: the trace's, equally).", panel=WHAT),
+    ] = None
+    raw_confidence: Annotated[
+        bool, _option("--raw-confidence", help="Ignore the trace's calibration temperatures.", panel=WHAT)
+    ] = False
+    closed: Annotated[
+        Optional[str], _option("--closed", help="Closed loops of so many users: 1,4,16.", panel=LOAD)  # noqa: UP045
+    ] = None
+    poisson: Annotated[
+        Optional[str], _option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)  # noqa: UP045
+    ] = None
+    arrivals: Annotated[
+        Optional[Path],  # noqa: UP045
+        _option("--arrivals", help="Recorded or fitted arrivals: Azure, BurstGPT, Mooncake, vLLM, ours.", panel=LOAD),
+    ] = None
+    rate: Annotated[
+        Optional[str], _option("--rate", help="Scale --arrivals to these mean requests/s: 5,10.", panel=LOAD)  # noqa: UP045
+    ] = None
+    num_requests: Annotated[
+        Optional[int],
+        _option(
+            "--num-requests",
+            help="Requests: of an open loop (default 2000, or all), or measured in a closed one.",
+            panel=LOAD,
+        ),  # noqa: UP045
+    ] = None
+    prompt_tokens: Annotated[str, _option("--prompt-tokens", help="512, or 'lognormal(512, 1.2)'.", panel=LOAD)] = "512"
+    output_tokens: Annotated[str, _option("--output-tokens", help="256, or 'lognormal(256, 1)'.", panel=LOAD)] = "256"
+    think: Annotated[
+        float, _option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
+    ] = 0.0
+    replicas: Annotated[int, _option("--replicas", help="Engine replicas.", panel=ENGINE)] = 1
+    router: Annotated[str, _option("--router", help="round_robin, least_loaded or random.", panel=ENGINE)] = (
+        "round_robin"
+    )
+    max_num_seqs: Annotated[int, _option("--max-num-seqs", help="Most running requests.", panel=ENGINE)] = 1024
+    max_num_batched_tokens: Annotated[
+        int, _option("--max-num-batched-tokens", help="Most tokens in a step.", panel=ENGINE)
+    ] = 8192
+    kv_tokens: Annotated[
+        Optional[int], _option("--kv-tokens", help="KV cache size (default: the profile's).", panel=ENGINE)  # noqa: UP045
+    ] = None
+    prefill: Annotated[str, _option("--prefill", help="chunked, or free (decode-only studies).", panel=ENGINE)] = (
+        "chunked"
+    )
+    extrapolate: Annotated[
+        bool, _option("--extrapolate", help="Continue the profile beyond what it measured.", panel=ENGINE)
+    ] = False
+    scenario: Annotated[
+        Optional[Path],  # noqa: UP045
+        _option(
+            "--scenario",
+            help="TOML file with these options by name; flags win, paths are relative to it.",
+            panel=RUN,
+            is_eager=True,
+            callback=_load_scenario,
+        ),
+    ] = None
+
+    def build(self) -> tuple[Scenario, list[Policy], list[Workload]]:
+        """The base scenario, the policies and the workloads that were asked for."""
+        if self.profile is None:
+            raise SpecsimError("--profile: expected a hardware profile, such as hw_profiles/dsv4-flash-b300-tp4.json")
+        profile = load_profile(self.profile)
+        drafter, policies = parse_policies(self.scheduler or ["NoSpec"], self.trace, self.gamma)
+        workloads = parse_workloads(
+            self.closed, self.poisson, self.arrivals, self.rate, self.num_requests,
+            self.prompt_tokens, self.output_tokens, self.think,
+        )  # fmt: skip
+        base = Scenario(
+            profile=profile,
+            workload=workloads[0],
+            drafter=drafter,
+            scheduler=policies[0].scheduler,
+            domains=parse_domains(self.domains) if self.domains else _default_mix(drafter, policies),
+            replicas=self.replicas,
+            router=self.router,  # type: ignore[arg-type]
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            kv_tokens=self.kv_tokens,
+            prefill=self.prefill,  # type: ignore[arg-type]
+            extrapolate=self.extrapolate,
+            calibrated=not self.raw_confidence,
+        )
+        return base, policies, workloads
+
+
+def _default_mix(drafter: Drafter | None, policies: list[Policy]) -> dict[str, float] | None:
+    """The domains of --trace, equally; without one, those of the first policy's own trace."""
+    chosen = drafter or next((p.drafter for p in policies if p.drafter is not None), None)
+    return dict.fromkeys(chosen.domains, 1.0) if chosen is not None else None
+
+
+def with_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb whose first parameter is an Options all its flags, ahead of the verb's own."""
+    hints = get_type_hints(Options, include_extras=True)
+    own = list(inspect.signature(verb, eval_str=True).parameters.values())[1:]
+    shared = [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if f.default is MISSING else f.default,
+            annotation=hints[f.name],
+        )
+        for f in fields(Options)
+    ]
+    names = {f.name for f in fields(Options)}
+
+    def call(**given: Any) -> None:
+        options = Options(**{k: v for k, v in given.items() if k in names})
+        verb(options, **{k: v for k, v in given.items() if k not in names})
+
+    parameters = [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    call.__name__, call.__doc__ = verb.__name__, verb.__doc__
+    return call

@@ -1,0 +1,228 @@
+"""simulate, sweep and pareto."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import pandas as pd
+import typer
+
+from specsim.cli import show
+from specsim.cli.inputs import parse_numbers
+from specsim.cli.options import RUN, Options, _option, with_options
+from specsim.engine import simulate as simulate_once
+from specsim.files import write_atomic
+from specsim.metrics import summarize
+from specsim.pareto import Front, crossovers, sla_table
+from specsim.pareto import pareto as make_front
+from specsim.sweep import sweep as run_sweep
+from specsim.types import SLO, SpecsimError
+
+Out = Annotated[Optional[Path], _option("--out", help="Folder for result files.", panel=RUN)]  # noqa: UP045
+Json = Annotated[Optional[Path], _option("--json", help="Also write the results as JSON here.", panel=RUN)]  # noqa: UP045
+Seeds = Annotated[
+    int, _option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, panel=RUN)
+]
+Jobs = Annotated[int, _option("--jobs", help="Processes (-1: one a core).", panel=RUN)]
+Ttft = Annotated[
+    Optional[float],  # noqa: UP045
+    _option("--slo-ttft", help="Goodput counts requests with at most these seconds to the first token.", panel=RUN),
+]
+Speed = Annotated[
+    Optional[float],  # noqa: UP045
+    _option("--slo-interactivity", help="Goodput counts requests with at least these tok/s.", panel=RUN),
+]
+
+SHOWN = {
+    "throughput": "tok/s/GPU",
+    "interactivity_p50": "tok/s/user p50",
+    "interactivity_p10": "p10",
+    "tau": "tau",
+    "verified_tokens": "verified/req",
+    "acceptance_rate": "accepted",
+}
+
+
+@with_options
+def simulate(
+    options: Options,
+    seed: Annotated[int, _option("--seed", help="Seed of all random streams.", panel=RUN)] = 0,
+    steps: Annotated[bool, _option("--steps", help="With --out: keep the step table too.", panel=RUN)] = False,
+    out: Out = None,
+    json: Json = None,
+    slo_ttft: Ttft = None,
+    slo_interactivity: Speed = None,
+) -> None:
+    """Run one scenario once and print what it was worth.
+
+    Example: specsim simulate --profile hw_profiles/dsv4-flash-b300-tp4.json
+    --trace traces/qwen3-4b-dspark.json -s 'DSparkAsync(staleness=2)' --closed 64
+    """
+    base, policies, workloads = options.build()
+    if len(policies) > 1 or len(workloads) > 1:
+        raise SpecsimError("simulate: expected one scheduler and one load; sweep and pareto take several")
+    with show.progress("simulate"):
+        result = simulate_once(base.with_policy(policies[0]), seed, steps=steps)
+    summary = summarize(result, _slo(slo_ttft, slo_interactivity))
+    names = [c for c in summary.columns if c not in ("domain", "steps", "gpus", "extrapolated_steps")]
+    rows: list[list[Any]] = [[name, *(_cell(name, v) for v in summary[name])] for name in names]
+    title = f"{result.label}, {base.workload.label}, seed {seed}"
+    caption = f"{result.num_steps:,} steps; latencies in ms; throughput and goodput per GPU"
+    show.console().print(show.table(title, ["", *summary["domain"]], rows, caption))
+    _warn_extrapolated(result.extrapolated_steps)
+    if out is not None:
+        write_atomic(out / "requests.parquet", result.requests.to_parquet)
+        if result.steps is not None:
+            write_atomic(out / "steps.parquet", result.steps.to_parquet)
+    if json is not None:
+        show.write_json_file(json, {"policy": result.label, "seed": seed, "metrics": summary.to_dict("records")})
+
+
+@with_options
+def sweep(
+    options: Options,
+    seeds: Seeds = 3,
+    jobs: Jobs = -1,
+    out: Out = None,
+    json: Json = None,
+    slo_ttft: Ttft = None,
+    slo_interactivity: Speed = None,
+) -> None:
+    """Run every scheduler at every load and seed; one row each, to a table and to files.
+
+    Example: specsim sweep --profile hw_profiles/dsv4-flash-b300-tp4.json
+    --trace traces/qwen3-4b-dspark.json -s NoSpec -s DSparkGreedy --closed 1,8,64 --out out/sweep
+    """
+    frame = _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
+    overall = frame[frame["domain"] == "all"]
+    mean = overall.groupby(["policy", "load"], sort=False)[list(SHOWN)].mean().reset_index()
+    rows = [[r["policy"], *(r[c] for c in ("load", *SHOWN))] for _, r in mean.iterrows()]
+    show.console().print(show.table("Means over seeds", ["policy", "load", *SHOWN.values()], rows))
+    _warn_extrapolated(int(frame["extrapolated_steps"].sum()))
+    if out is not None:
+        _write_results(frame, out)
+    if json is not None:
+        show.write_json_file(json, {"command": _command(), "rows": frame.to_dict("records")})
+
+
+@with_options
+def pareto(
+    options: Options,
+    results: Annotated[
+        Optional[Path],  # noqa: UP045
+        _option("--results", help="Draw the results.parquet of an earlier sweep instead of simulating.", panel=RUN),
+    ] = None,
+    sla: Annotated[
+        str, _option("--sla", help="Interactivity floors to read off, tok/s/user.", panel=RUN)
+    ] = "50,80,120",
+    base: Annotated[
+        Optional[str],  # noqa: UP045
+        _option("--base", help="Policy that gains are over (default: the first).", panel=RUN),
+    ] = None,
+    seeds: Seeds = 3,
+    jobs: Jobs = -1,
+    out: Out = Path("out"),
+    format: Annotated[str, _option("--format", help="png or svg.", panel=RUN)] = "png",
+    json: Json = None,
+    slo_ttft: Ttft = None,
+    slo_interactivity: Speed = None,
+) -> None:
+    """Draw the throughput-versus-interactivity fronts and read them off at SLA floors.
+
+    Writes results.parquet, results.csv, sla.csv and three pictures to --out: pareto, verified_tokens
+    (verified tokens per request against load) and throughput (against load).
+
+    Example: specsim pareto --profile hw_profiles/dsv4-flash-b300-tp4.json
+    --trace traces/qwen3-4b-dspark.json -s NoSpec -s 'StaticGamma(3)' -s DSparkAsync --closed 1,4,16,64,256
+    """
+    from specsim import plots
+
+    floors = parse_numbers("--sla", sla)
+    if format not in ("png", "svg"):
+        raise SpecsimError(f"--format: expected png or svg, got {format!r}")
+    frame = _read_results(results) if results else _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
+    domains = list(dict.fromkeys(frame["domain"]))
+    tables = []
+    for domain in domains:
+        front = make_front(frame, domain)
+        tables.append(sla_table(front, floors, base).assign(domain=domain))
+        show.console().print(_sla(front, floors, base, domain))
+    front = make_front(frame)
+    crossed = crossovers(front)
+    for _, row in crossed.iterrows():
+        show.console().print(
+            f"At load {show.number(row['load'])}, {row['after']} overtakes {row['before']} in throughput "
+            f"({show.number(row['throughput'])} tok/s/GPU at {show.number(row['interactivity'])} tok/s/user)."
+        )
+    _warn_extrapolated(int(frame["extrapolated_steps"].sum()))
+    if out is not None:
+        _write_results(frame, out)
+        write_atomic(out / "sla.csv", lambda p: pd.concat(tables).to_csv(p, index=False))
+        written = [
+            plots.save_figure(plots.plot_pareto(front, floors), out / f"pareto.{format}"),
+            plots.save_figure(plots.plot_load(front, "throughput"), out / f"throughput.{format}"),
+        ]
+        if frame["verified_tokens"].notna().any():
+            figure = plots.plot_load(front, "verified_tokens")
+            written.append(plots.save_figure(figure, out / f"verified_tokens.{format}"))
+        show.console().print("Wrote " + ", ".join(str(p) for p in written) + f" and the tables in {out}/")
+    if json is not None:
+        sla_rows = pd.concat(tables).to_dict("records")
+        data = {"command": _command(), "sla": sla_rows, "crossovers": crossed.to_dict("records")}
+        show.write_json_file(json, {**data, "points": front.points.to_dict("records")})
+
+
+def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:
+    base, policies, workloads = options.build()
+    with show.progress("simulating") as report:
+        return run_sweep(base, policies, workloads, range(seeds), slo=slo, jobs=jobs, progress=report)
+
+
+def _slo(ttft: float | None, interactivity: float | None) -> SLO | None:
+    return None if ttft is None and interactivity is None else SLO(interactivity=interactivity, ttft=ttft)
+
+
+def _sla(front: Front, floors: list[float], base: str | None, domain: str) -> Any:
+    table = sla_table(front, floors, base)
+    rows = []
+    for policy in front.policies:
+        row: list[Any] = [policy]
+        for floor in floors:
+            cell = table[(table["policy"] == policy) & (table["floor"] == floor)].iloc[0]
+            row.append(cell["text"])
+        rows.append(row)
+    title = f"tok/s/GPU at a floor of tok/s/user (p50), {'all domains' if domain == 'all' else domain}"
+    return show.table(title, ["policy", *(f"≥ {f:g}" for f in floors)], rows)
+
+
+def _cell(name: str, value: Any) -> str:
+    if name.startswith(("ttft", "tpot", "e2e", "itl", "queue")):
+        return show.milliseconds(value) if value == value else "–"
+    return show.number(value)
+
+
+def _read_results(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except OSError as error:
+        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise SpecsimError(f"{path}: expected a results.parquet: {error}") from error
+
+
+def _write_results(frame: pd.DataFrame, out: Path) -> None:
+    write_atomic(out / "results.parquet", lambda p: frame.to_parquet(p, index=False))
+    write_atomic(out / "results.csv", lambda p: frame.to_csv(p, index=False))
+
+
+def _warn_extrapolated(steps: int) -> None:
+    if steps:
+        text = f"note: {steps:,} steps were priced outside what the profile measured (extrapolated)"
+        typer.echo(text, err=True)
+
+
+def _command() -> str:
+    return shlex.join(["specsim", *sys.argv[1:]])
