@@ -158,7 +158,8 @@ def load_drafter(
     ``gamma=None`` takes the trace's block length. Raises SpecsimError, naming file and field.
     """
     acceptance = load_trace(path)
-    return Drafter(acceptance, gamma or acceptance.gamma, cost, weight_bytes, kv_bytes_per_token, name=Path(path).stem)
+    gamma = acceptance.gamma if gamma is None else gamma
+    return Drafter(acceptance, gamma, cost, weight_bytes, kv_bytes_per_token, name=Path(path).stem)
 
 
 def load_trace(path: str | Path) -> Trace | Synthetic:
@@ -179,7 +180,7 @@ def synthetic(
 ) -> Drafter:
     """A synthetic Drafter for any domain; a single number is repeated ``gamma`` times. See Domain."""
     if isinstance(conditional_acceptance, int | float):
-        conditional_acceptance = (float(conditional_acceptance),) * (gamma or 1)
+        conditional_acceptance = (float(conditional_acceptance),) * (1 if gamma is None else gamma)
     try:
         domain = Domain(
             conditional_acceptance=conditional_acceptance,
@@ -193,7 +194,7 @@ def synthetic(
     length = len(conditional_acceptance)
     source = Provenance(source="parameters")
     trace = Synthetic(drafter=name, target="any", gamma=length, domains={"*": domain}, provenance=source)
-    return Drafter(trace, gamma or length, name=name)
+    return Drafter(trace, length if gamma is None else gamma, name=name)
 
 
 def trace_tape(trace: Trace, gamma: int, calibrated: bool = True) -> Tape:
@@ -265,12 +266,12 @@ def generate(domain: Domain, rows: int, rng: np.random.Generator) -> tuple[NDArr
 
 
 def _scores(domain: Domain, rows: int, gamma: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Uniform scores [rows, γ] with the domain's correlations."""
+    """Standard normal scores [rows, γ] with the domain's correlations."""
     shared, lag = domain.block_correlation, domain.autocorrelation
     if shared == 0 and lag == 0:
-        return rng.random((rows, gamma))
-    from scipy.special import ndtr
+        from scipy.special import ndtri
 
+        return np.asarray(ndtri(rng.random((rows, gamma))), dtype=np.float64)
     normal = np.sqrt(1 - shared) * rng.standard_normal((rows, gamma))
     normal += np.sqrt(shared) * rng.standard_normal((rows, 1))
     if lag > 0:
@@ -278,23 +279,27 @@ def _scores(domain: Domain, rows: int, gamma: int, rng: np.random.Generator) -> 
 
         normal[1:] *= np.sqrt(1 - lag * lag)  # keeps the variance at 1 from the first row on
         normal = lfilter([1.0], [1.0, -lag], normal, axis=0)
-    return np.asarray(ndtr(normal), dtype=np.float64)
+    return np.asarray(normal, dtype=np.float64)
 
 
-def _beta_quantile(u: NDArray[np.float64], mean: float, concentration: float) -> NDArray[np.float64]:
-    """The quantile function of Beta(mean · concentration, (1 − mean) · concentration) at ``u``."""
+def _beta_quantile(score: NDArray[np.float64], mean: float, concentration: float) -> NDArray[np.float64]:
+    """The quantile of Beta(mean · concentration, (1 − mean) · concentration) at each standard normal ``score``."""
     if mean in (0.0, 1.0):
-        return np.full_like(u, mean)
+        return np.full_like(score, mean)
     table = _beta_table(mean, concentration)
-    at = u * (len(table) - 1)
+    at = (np.clip(score, -_FAR, _FAR) + _FAR) * ((len(table) - 1) / (2 * _FAR))
     low = np.minimum(at.astype(np.int64), len(table) - 2)
     share = at - low
     return np.asarray((1 - share) * table[low] + share * table[low + 1])
 
 
+_FAR = 6.0  # standard deviations that the table below covers
+
+
 @lru_cache(maxsize=256)
 def _beta_table(mean: float, concentration: float) -> NDArray[np.float64]:
-    from scipy.special import betaincinv
+    """Quantiles at evenly spaced scores: evenly spaced probabilities would blur the tails."""
+    from scipy.special import betaincinv, ndtr
 
-    grid = np.linspace(0.0, 1.0, 4097)
+    grid = ndtr(np.linspace(-_FAR, _FAR, 4097))
     return np.asarray(betaincinv(mean * concentration, (1 - mean) * concentration, grid), dtype=np.float64)

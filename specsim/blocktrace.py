@@ -150,7 +150,8 @@ def make_trace(meta: TraceMeta, columns: Mapping[str, Any], where: str = "block 
 def read_trace(path: str | Path) -> Trace:
     """Read and check a block trace; SpecsimError names the file, the column and the row."""
     try:
-        table = pq.read_table(path)
+        with open(path, "rb") as file:  # a file alone, never a folder of them
+            table = pq.read_table(file)
     except OSError as error:
         raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
     except pa.ArrowException as error:

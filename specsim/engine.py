@@ -335,7 +335,8 @@ def _parts(tape: Tape, names: tuple[str, ...]) -> NDArray[np.int64]:
     for name in names:
         if name not in known and "*" not in known:
             raise SpecsimError(
-                f"domain {name!r}: the trace has no blocks for it, expected one of {', '.join(tape.domains)}"
+                f"domain {name!r}: the trace has no blocks for it, expected one of {', '.join(tape.domains)} "
+                "(--domains gives requests others)"
             )
     return np.array([known.get(name, known.get("*", 0)) for name in names], dtype=np.int64)
 

@@ -44,6 +44,18 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
+def check_folder(folder: str | Path) -> Path:
+    """Make ``folder`` if needed and see that a file can be written there: before the work, not after it."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SpecsimError(f"{folder}: cannot write there: {error.strerror or error}") from error
+    return folder
+
+
 def write_text(path: str | Path, text: str) -> Path:
     """Write ``text`` to ``path`` atomically, with UTF-8 and Unix line ends."""
     return write_atomic(path, lambda p: p.write_text(text, encoding="utf-8", newline="\n"))

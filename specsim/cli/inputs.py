@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from specsim import schedulers
 from specsim.acceptance import Drafter, load_drafter
@@ -179,8 +180,12 @@ def parse_workloads(
     prompt_tokens: str,
     output_tokens: str,
     think: float,
+    forget_domains: bool = False,
 ) -> list[Workload]:
-    """The workloads asked for: one an entry of --closed, --poisson, or --arrivals with --rate."""
+    """The workloads asked for: one an entry of --closed, --poisson, or --arrivals with --rate.
+
+    ``forget_domains`` drops the domains that recorded or fitted arrivals name, so that --domains rules.
+    """
     given = [n for n, v in (("--closed", closed), ("--poisson", poisson), ("--arrivals", arrivals)) if v is not None]
     if len(given) != 1:
         raise SpecsimError(
@@ -195,6 +200,11 @@ def parse_workloads(
         return [Poisson(r, num_requests or 2000, prompt, output) for r in rates]
     assert arrivals is not None
     workload = open_workload(arrivals)
+    if forget_domains and isinstance(workload, Arrivals):
+        table = replace(workload.table, domain=np.zeros(len(workload.table), dtype=np.int64), domains=("",))
+        workload = replace(workload, table=table)
+    elif forget_domains and not isinstance(workload, Arrivals):
+        workload = replace(workload, domain="")
     if num_requests is not None:
         workload = (
             workload.head(num_requests)

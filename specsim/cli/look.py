@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -18,7 +18,7 @@ from specsim.importers.arrivals import open_workload
 from specsim.request_table import inspect_requests
 from specsim.types import SpecsimError
 
-Json = Annotated[Optional[Path], typer.Option("--json", help="Also write what is printed as JSON here.")]  # noqa: UP045
+Json = Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")]
 
 
 def inspect(file: Annotated[Path, typer.Argument(help="Arrivals, a workload, a block trace or a synthetic trace.")],

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Optional, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -27,7 +27,7 @@ def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=more.pop("show_default", True), **more)
 
 
-def _load_scenario(context: typer.Context, path: Optional[Path]) -> Optional[Path]:  # noqa: UP045
+def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
     """Make the scenario file's entries the defaults of this call's options."""
     if path is not None:
         options = read_scenario(path)
@@ -43,17 +43,17 @@ def _load_scenario(context: typer.Context, path: Optional[Path]) -> Optional[Pat
 class Options:
     """What makes a scenario; the fields are the command line's flags."""
 
-    profile: Annotated[
-        Optional[Path], _option("--profile", help="Hardware profile (hw_profiles/*.json).", panel=WHAT)  # noqa: UP045
-    ] = None
-    trace: Annotated[
-        Optional[Path], _option("--trace", help="Drafter's trace: block trace or synthetic.", panel=WHAT)  # noqa: UP045
-    ] = None
+    profile: Annotated[Path | None, _option("--profile", help="Hardware profile (hw_profiles/*.json).", panel=WHAT)] = (
+        None
+    )
+    trace: Annotated[Path | None, _option("--trace", help="Drafter's trace: block trace or synthetic.", panel=WHAT)] = (
+        None
+    )
     gamma: Annotated[
-        Optional[int], _option("--gamma", help="Block length, at most the trace's (default: the trace's).", panel=WHAT)  # noqa: UP045
+        int | None, _option("--gamma", help="Block length, at most the trace's (default: the trace's).", panel=WHAT)
     ] = None
     scheduler: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         _option(
             "--scheduler",
             "-s",
@@ -62,32 +62,34 @@ class Options:
         ),
     ] = None
     domains: Annotated[
-        Optional[str],  # noqa: UP045
-        _option("--domains", help="Mix of domains, such as math:1,code:1 (default: the trace's, equally).", panel=WHAT),
+        str | None,
+        _option(
+            "--domains",
+            help="Mix of domains, such as math:1,code:1 (default: those of --arrivals, or the trace's equally).",
+            panel=WHAT,
+        ),
     ] = None
     raw_confidence: Annotated[
         bool, _option("--raw-confidence", help="Ignore the trace's calibration temperatures.", panel=WHAT)
     ] = False
-    closed: Annotated[
-        Optional[str], _option("--closed", help="Closed loops of so many users: 1,4,16.", panel=LOAD)  # noqa: UP045
-    ] = None
+    closed: Annotated[str | None, _option("--closed", help="Closed loops of so many users: 1,4,16.", panel=LOAD)] = None
     poisson: Annotated[
-        Optional[str], _option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)  # noqa: UP045
+        str | None, _option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)
     ] = None
     arrivals: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         _option("--arrivals", help="Recorded or fitted arrivals: Azure, BurstGPT, Mooncake, vLLM, ours.", panel=LOAD),
     ] = None
     rate: Annotated[
-        Optional[str], _option("--rate", help="Scale --arrivals to these mean requests/s: 5,10.", panel=LOAD)  # noqa: UP045
+        str | None, _option("--rate", help="Scale --arrivals to these mean requests/s: 5,10.", panel=LOAD)
     ] = None
     num_requests: Annotated[
-        Optional[int],
+        int | None,
         _option(
             "--num-requests",
             help="Requests: of an open loop (default 2000, or all), or measured in a closed one.",
             panel=LOAD,
-        ),  # noqa: UP045
+        ),
     ] = None
     prompt_tokens: Annotated[str, _option("--prompt-tokens", help="512, or 'lognormal(512, 1.2)'.", panel=LOAD)] = "512"
     output_tokens: Annotated[str, _option("--output-tokens", help="256, or 'lognormal(256, 1)'.", panel=LOAD)] = "256"
@@ -103,7 +105,7 @@ class Options:
         int, _option("--max-num-batched-tokens", help="Most tokens in a step.", panel=ENGINE)
     ] = 8192
     kv_tokens: Annotated[
-        Optional[int], _option("--kv-tokens", help="KV cache size (default: the profile's).", panel=ENGINE)  # noqa: UP045
+        int | None, _option("--kv-tokens", help="KV cache size (default: the profile's).", panel=ENGINE)
     ] = None
     prefill: Annotated[str, _option("--prefill", help="chunked, or free (decode-only studies).", panel=ENGINE)] = (
         "chunked"
@@ -112,7 +114,7 @@ class Options:
         bool, _option("--extrapolate", help="Continue the profile beyond what it measured.", panel=ENGINE)
     ] = False
     scenario: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         _option(
             "--scenario",
             help="TOML file with these options by name; flags win, paths are relative to it.",
@@ -130,7 +132,7 @@ class Options:
         drafter, policies = parse_policies(self.scheduler or ["NoSpec"], self.trace, self.gamma)
         workloads = parse_workloads(
             self.closed, self.poisson, self.arrivals, self.rate, self.num_requests,
-            self.prompt_tokens, self.output_tokens, self.think,
+            self.prompt_tokens, self.output_tokens, self.think, self.domains is not None,
         )  # fmt: skip
         base = Scenario(
             profile=profile,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -14,25 +14,25 @@ from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import RUN, Options, _option, with_options
 from specsim.engine import simulate as simulate_once
-from specsim.files import write_atomic
+from specsim.files import check_folder, write_atomic
 from specsim.metrics import summarize
 from specsim.pareto import Front, crossovers, sla_table
 from specsim.pareto import pareto as make_front
 from specsim.sweep import sweep as run_sweep
 from specsim.types import SLO, SpecsimError
 
-Out = Annotated[Optional[Path], _option("--out", help="Folder for result files.", panel=RUN)]  # noqa: UP045
-Json = Annotated[Optional[Path], _option("--json", help="Also write the results as JSON here.", panel=RUN)]  # noqa: UP045
+Out = Annotated[Path | None, _option("--out", help="Folder for result files.", panel=RUN)]
+Json = Annotated[Path | None, _option("--json", help="Also write the results as JSON here.", panel=RUN)]
 Seeds = Annotated[
     int, _option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, panel=RUN)
 ]
 Jobs = Annotated[int, _option("--jobs", help="Processes (-1: one a core).", panel=RUN)]
 Ttft = Annotated[
-    Optional[float],  # noqa: UP045
+    float | None,
     _option("--slo-ttft", help="Goodput counts requests with at most these seconds to the first token.", panel=RUN),
 ]
 Speed = Annotated[
-    Optional[float],  # noqa: UP045
+    float | None,
     _option("--slo-interactivity", help="Goodput counts requests with at least these tok/s.", panel=RUN),
 ]
 
@@ -61,6 +61,7 @@ def simulate(
     Example: specsim simulate --profile hw_profiles/dsv4-flash-b300-tp4.json
     --trace traces/qwen3-4b-dspark.json -s 'DSparkAsync(staleness=2)' --closed 64
     """
+    _check_outputs(out, json)
     base, policies, workloads = options.build()
     if len(policies) > 1 or len(workloads) > 1:
         raise SpecsimError("simulate: expected one scheduler and one load; sweep and pareto take several")
@@ -96,6 +97,7 @@ def sweep(
     Example: specsim sweep --profile hw_profiles/dsv4-flash-b300-tp4.json
     --trace traces/qwen3-4b-dspark.json -s NoSpec -s DSparkGreedy --closed 1,8,64 --out out/sweep
     """
+    _check_outputs(out, json)
     frame = _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
     overall = frame[frame["domain"] == "all"]
     mean = overall.groupby(["policy", "load"], sort=False)[list(SHOWN)].mean().reset_index()
@@ -112,14 +114,14 @@ def sweep(
 def pareto(
     options: Options,
     results: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         _option("--results", help="Draw the results.parquet of an earlier sweep instead of simulating.", panel=RUN),
     ] = None,
     sla: Annotated[
         str, _option("--sla", help="Interactivity floors to read off, tok/s/user.", panel=RUN)
     ] = "50,80,120",
     base: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         _option("--base", help="Policy that gains are over (default: the first).", panel=RUN),
     ] = None,
     seeds: Seeds = 3,
@@ -143,6 +145,7 @@ def pareto(
     floors = parse_numbers("--sla", sla)
     if format not in ("png", "svg"):
         raise SpecsimError(f"--format: expected png or svg, got {format!r}")
+    _check_outputs(out, json)
     frame = _read_results(results) if results else _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
     domains = list(dict.fromkeys(frame["domain"]))
     tables = []
@@ -173,6 +176,13 @@ def pareto(
         sla_rows = pd.concat(tables).to_dict("records")
         data = {"command": _command(), "sla": sla_rows, "crossovers": crossed.to_dict("records")}
         show.write_json_file(json, {**data, "points": front.points.to_dict("records")})
+
+
+def _check_outputs(out: Path | None, json: Path | None) -> None:
+    if out is not None:
+        check_folder(out)
+    if json is not None:
+        check_folder(json.parent)
 
 
 def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:
