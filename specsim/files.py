@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -89,7 +89,11 @@ def read_json(path: str | Path, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        raise SpecsimError(f"{path}: {first_error(error)}") from error
+        try:
+            data = json.loads(text)
+        except ValueError as broken:
+            raise SpecsimError(f"{path}: expected JSON: {broken}") from error
+        raise SpecsimError(f"{path}: {first_error(error, data)}") from error
 
 
 def write_json(path: str | Path, model: BaseModel) -> Path:
@@ -101,16 +105,40 @@ def write_json(path: str | Path, model: BaseModel) -> Path:
     return write_text(path, compact + "\n")
 
 
-def first_error(error: ValidationError) -> str:
-    """Say the first of pydantic's findings in one line: "field.path: what was expected"."""
+def first_error(error: ValidationError, data: Any = None) -> str:
+    """Say the first of pydantic's findings in one line: "field.path: expected ..., got ...".
+
+    With the ``data`` that was checked, the path holds its own keys alone, not the names of union members.
+    """
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    given = first.get("input")
-    if isinstance(given, str | int | float | bool | None) and first["type"] != "missing":
-        message += f", got {given!r}"
-    return f"{where}: {message}" if where else message
+    where = []
+    for step in first["loc"]:
+        inside = isinstance(data, dict | list) and _has(data, step)
+        if data is None or inside or (first["type"] == "missing" and step == first["loc"][-1]):
+            where.append(str(step))
+        if inside:
+            data = data[step]
+    kind, message = first["type"], first["msg"]
+    if kind == "missing":
+        message = "is missing"
+    elif kind == "extra_forbidden":
+        message = "is not a known field"
+    elif kind == "union_tag_not_found":
+        message = "type: is missing"
+    elif kind == "union_tag_invalid":
+        message = f"type: expected one of {first['ctx']['expected_tags']}, got {first['ctx']['tag']!r}"
+    else:
+        message = re.sub("^(Value error, |Input )", "", message)
+        message = re.sub("^should (be|have) (a |an )?", "expected ", message)
+        given = first.get("input")
+        if isinstance(given, str | int | float | bool | None) and "got " not in message:
+            message += f", got {given!r}"
+    path = ".".join(where)
+    return f"{path}: {message}" if path else message
+
+
+def _has(data: dict[Any, Any] | list[Any], step: str | int) -> bool:
+    return step in data if isinstance(data, dict) else isinstance(step, int) and step < len(data)
 
 
 def _umask() -> int:

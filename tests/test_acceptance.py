@@ -74,8 +74,9 @@ def test_confidences_are_beta_with_that_mean_and_spread(mean, concentration):
     assert confidence.mean(dtype=np.float64) == pytest.approx(mean, abs=4 * np.sqrt(variance / n))
     # The standard error of a variance is variance · sqrt((kurtosis + 2)/n), about 0.4 % to 2 % here.
     assert confidence.var(dtype=np.float64) == pytest.approx(variance, rel=4 * np.sqrt((kurtosis + 2) / n))
-    distance = stats.kstest(confidence[:, 1].astype(np.float64), beta.cdf).statistic
-    assert distance < 2 / np.sqrt(len(confidence))  # Kolmogorov's 0.07 % point
+    for q in (0.05, 0.25, 0.5):  # higher ones come too near 1 for single precision
+        below = (confidence < beta.ppf(q)).mean()
+        assert below == pytest.approx(q, abs=4 * np.sqrt(q * (1 - q) / n))
 
 
 def test_without_spread_every_confidence_is_the_mean():
