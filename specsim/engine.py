@@ -15,7 +15,7 @@ from specsim.acceptance import Drafter, Tape
 from specsim.hardware import Profile, step_cost
 from specsim.ledger import Ledger
 from specsim.replica import BLOCK, Limits, Replica
-from specsim.schedulers import NoSpec
+from specsim.schedulers import NoSpec, scheduler_name
 from specsim.types import Ints, Result, SpecsimError, Window, stream
 from specsim.workload import ClosedLoop, OpenLoop, Workload
 
@@ -87,14 +87,6 @@ class Scenario:
         domains = self.domains or (self.drafter and dict.fromkeys(self.drafter.domains, 1.0)) or None
         drafter = policy.drafter or self.drafter
         return replace(self, scheduler=policy.scheduler, drafter=drafter, domains=domains)
-
-
-def scheduler_name(scheduler: Any) -> str:
-    """The label of a scheduler: its repr, or the plain name of a function or of a class without one."""
-    if hasattr(scheduler, "__name__"):
-        return str(scheduler.__name__)
-    label = repr(scheduler)
-    return type(scheduler).__name__ if f" at {hex(id(scheduler))}" in label else label  # object's own repr
 
 
 def simulate(scenario: Scenario, seed: int = 0, *, steps: bool = False) -> Result:

@@ -7,6 +7,7 @@ column a request, in running order, so that a step is a handful of array operati
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from specsim.acceptance import Tape
 from specsim.hardware import StepCost
 from specsim.ledger import Ledger
-from specsim.schedulers import OracleView, StepRecord, StepView
+from specsim.schedulers import OracleView, StepRecord, StepView, scheduler_name
 from specsim.types import SpecsimError
 
 BLOCK = 16
@@ -231,12 +232,16 @@ class Replica:
 
         def survival() -> NDArray[np.float32]:
             if tape.survival is None:
-                raise SpecsimError(f"scheduler {self.scheduler!r}: its drafter's trace has no confidences")
+                raise SpecsimError(
+                    f"scheduler {scheduler_name(self.scheduler)}: its drafter's trace has no confidences"
+                )
             return np.asarray(tape.survival.take(rows, axis=0))
 
         def confidence() -> NDArray[np.float32]:
             if tape.confidence is None:
-                raise SpecsimError(f"scheduler {self.scheduler!r}: its drafter's trace has no confidences")
+                raise SpecsimError(
+                    f"scheduler {scheduler_name(self.scheduler)}: its drafter's trace has no confidences"
+                )
             return np.asarray(tape.confidence.take(rows, axis=0))
 
         def step_seconds(draft_tokens: Any) -> Any:
@@ -254,18 +259,26 @@ class Replica:
         )
         if isinstance(view, OracleView):
             view.accepted = tape.accepted.take(rows)
-        lens: NDArray[np.int64] = self.schedule(view)
-        if not self.trusted:
-            lens = self._checked(lens, n)
+        lens: NDArray[np.int64] = self.schedule(view) if self.trusted else self._ask(view, n)
         self.survival = survival
         return lens if tape.proposed is None else np.minimum(lens, tape.proposed.take(rows))
 
-    def _checked(self, lens: Any, n: int) -> NDArray[np.int64]:
-        lens = np.asarray(lens)
+    def _ask(self, view: StepView, n: int) -> NDArray[np.int64]:
+        """Call a user's scheduler and check what it returns; its own exceptions are told in one line."""
+        try:
+            lens = np.asarray(self.schedule(view))
+        except SpecsimError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise SpecsimError(
+                f"scheduler {scheduler_name(self.scheduler)}: {type(error).__name__}: {error} "
+                f"(in {frame.name}, line {frame.lineno})"
+            ) from error
         whole = lens.dtype.kind in "iu" and lens.shape == (n,)
         if not whole or lens.min() < 0 or lens.max() > self.gamma:
             raise SpecsimError(
-                f"scheduler {self.scheduler!r}: expected {n} whole draft lengths within 0..{self.gamma}, "
+                f"scheduler {scheduler_name(self.scheduler)}: expected {n} whole draft lengths within 0..{self.gamma}, "
                 f"got {lens.dtype} {lens.shape}: {lens.ravel()[:8]}"
             )
         return np.asarray(lens, dtype=np.int64)

@@ -114,6 +114,14 @@ class OracleView(StepView):
 Scheduler = Callable[[StepView], Any]
 
 
+def scheduler_name(scheduler: Any) -> str:
+    """The label of a scheduler: its repr, or the plain name of a function or of a class without one."""
+    if hasattr(scheduler, "__name__"):
+        return str(scheduler.__name__)
+    label = repr(scheduler)
+    return type(scheduler).__name__ if f" at {hex(id(scheduler))}" in label else label  # object's own repr
+
+
 def top_k(survival: Array, k: int) -> Lens:
     """Draft lengths [R] that admit the ``k`` largest of ``survival`` [R, γ].
 

@@ -246,15 +246,15 @@ def test_loading_with_a_gamma_that_the_trace_does_not_have(tmp_path, gamma):
     [
         ({"domains": {"x": {"conditional_acceptance": [0.5]}}}, "domains.x.conditional_acceptance: expected gamma = 3"),
         ({"domains": {"x": {"conditional_acceptance": [0.5, 1.5, 0.5]}}}, "conditional_acceptance.1: .*1.5"),
-        ({"domains": {"x": {"conditional_acceptance": [0.5] * 3, "luck": 1}}}, "domains.x.luck: extra"),
+        ({"domains": {"x": {"conditional_acceptance": [0.5] * 3, "luck": 1}}}, "domains.x.luck: is not a known field"),
         ({"domains": {"x": {"conditional_acceptance": [0.5] * 3, "concentration": 0}}}, "concentration: .*greater"),
         ({"domains": {"x": {"conditional_acceptance": [0.5] * 3, "autocorrelation": 1}}}, "autocorrelation: .*less"),
         ({"domains": {}}, "domains: "),
         ({"sts": [1.0]}, "sts: expected gamma = 3 temperatures, got 1"),
         ({"gamma": 65}, "gamma: "),
         ({"schema": "specsim.synthetic/2"}, "schema: "),
-        ({"colour": "red"}, "colour: extra"),
-        ({"provenance": {}}, "provenance.source: field required"),
+        ({"colour": "red"}, "colour: is not a known field"),
+        ({"provenance": {}}, "provenance.source: is missing"),
     ],
 )
 def test_what_is_wrong_with_a_synthetic_file(tmp_path, change, says):
