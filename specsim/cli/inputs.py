@@ -18,7 +18,7 @@ from specsim.acceptance import Drafter, load_drafter
 from specsim.engine import Policy
 from specsim.importers.arrivals import open_workload
 from specsim.types import SpecsimError
-from specsim.workload import Arrivals, ClosedLoop, Poisson, Workload, parse_lengths
+from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp, Workload, parse_lengths
 
 PATH_KEYS = ("profile", "trace", "arrivals")
 
@@ -174,6 +174,8 @@ def parse_domains(text: str) -> dict[str, float]:
 def parse_workloads(
     closed: str | None,
     poisson: str | None,
+    cv: float,
+    ramp: str | None,
     arrivals: Path | None,
     rate: str | None,
     num_requests: int | None,
@@ -182,22 +184,28 @@ def parse_workloads(
     think: float,
     forget_domains: bool = False,
 ) -> list[Workload]:
-    """The workloads asked for: one an entry of --closed, --poisson, or --arrivals with --rate.
+    """The workloads asked for: one an entry of --closed or --poisson, --ramp, or --arrivals with --rate.
 
     ``forget_domains`` drops the domains that recorded or fitted arrivals name, so that --domains rules.
     """
-    given = [n for n, v in (("--closed", closed), ("--poisson", poisson), ("--arrivals", arrivals)) if v is not None]
+    kinds = {"--closed": closed, "--poisson": poisson, "--ramp": ramp, "--arrivals": arrivals}
+    given = [name for name, value in kinds.items() if value is not None]
     if len(given) != 1:
-        raise SpecsimError(
-            f"workload: expected one of --closed, --poisson and --arrivals, got {' and '.join(given) or 'none'}"
-        )
+        raise SpecsimError(f"workload: expected one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}")
     prompt, output = parse_lengths(prompt_tokens), parse_lengths(output_tokens)
     if closed is not None:
         users = [int(c) for c in parse_numbers("--closed", closed, whole=True)]
         return [ClosedLoop(c, prompt, output, think, measured=num_requests) for c in users]
     if poisson is not None:
         rates = parse_numbers("--poisson", poisson)
-        return [Poisson(r, num_requests or 2000, prompt, output) for r in rates]
+        if cv == 1:
+            return [Poisson(r, num_requests or 2000, prompt, output) for r in rates]
+        return [Gamma(r, cv, num_requests or 2000, prompt, output) for r in rates]
+    if ramp is not None:
+        parts = parse_numbers("--ramp", ramp.replace(":", ","))
+        if len(parts) != 3:
+            raise SpecsimError(f"--ramp: expected START:END:SECONDS such as 1:50:600, got {ramp!r}")
+        return [Ramp(parts[0], parts[1], parts[2], prompt, output)]
     assert arrivals is not None
     workload = open_workload(arrivals)
     if forget_domains and isinstance(workload, Arrivals):

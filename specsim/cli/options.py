@@ -76,6 +76,12 @@ class Options:
     poisson: Annotated[
         str | None, _option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)
     ] = None
+    cv: Annotated[
+        float, _option("--cv", help="Spread of --poisson's gaps: 1 is Poisson, more is bursty.", panel=LOAD)
+    ] = 1.0
+    ramp: Annotated[
+        str | None, _option("--ramp", help="Poisson arrivals of changing rate, START:END:SECONDS.", panel=LOAD)
+    ] = None
     arrivals: Annotated[
         Path | None,
         _option("--arrivals", help="Recorded or fitted arrivals: Azure, BurstGPT, Mooncake, vLLM, ours.", panel=LOAD),
@@ -131,7 +137,7 @@ class Options:
         profile = load_profile(self.profile)
         drafter, policies = parse_policies(self.scheduler or ["NoSpec"], self.trace, self.gamma)
         workloads = parse_workloads(
-            self.closed, self.poisson, self.arrivals, self.rate, self.num_requests,
+            self.closed, self.poisson, self.cv, self.ramp, self.arrivals, self.rate, self.num_requests,
             self.prompt_tokens, self.output_tokens, self.think, self.domains is not None,
         )  # fmt: skip
         base = Scenario(
