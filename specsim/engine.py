@@ -280,7 +280,9 @@ def _drafter_in_use(scenario: Scenario) -> Drafter | None:
     name = scheduler_name(scheduler)
     if isinstance(scheduler, NoSpec):
         return None
-    if not callable(scheduler):
+    if isinstance(scheduler, type):
+        raise SpecsimError(f"scheduler {name}: expected an instance, such as {name}(), got the class")
+    if not callable(scheduler) and not hasattr(scheduler, "start"):
         raise SpecsimError(f"scheduler {name}: expected something that can be called with a StepView")
     if drafter is None:
         raise SpecsimError(f"scheduler {name}: expected a drafter (a trace): only NoSpec runs without one")
@@ -291,7 +293,7 @@ def _drafter_in_use(scenario: Scenario) -> Drafter | None:
             f"name one with {name}@TRACE or Policy({name}, drafter)"
         )
     least = getattr(scheduler, "gamma", None)
-    if isinstance(least, int) and least > drafter.gamma:
+    if isinstance(least, int | np.integer) and least > drafter.gamma:
         raise SpecsimError(
             f"scheduler {name}: gamma: expected at most {drafter.gamma}, the block length of drafter {drafter.name!r}"
         )

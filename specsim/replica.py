@@ -281,7 +281,7 @@ class Replica:
                 f"scheduler {scheduler_name(self.scheduler)}: expected {n} whole draft lengths within 0..{self.gamma}, "
                 f"got {lens.dtype} {lens.shape}: {lens.ravel()[:8]}"
             )
-        return np.asarray(lens, dtype=np.int64)
+        return lens.astype(np.int64)  # a copy: history keeps it, and a scheduler may fill its array again
 
     def end_step(self) -> None:
         """Emit what the step produced; let finished requests go and finished prompts start to decode."""

@@ -193,6 +193,8 @@ class BuiltIn:
         shown = []
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
+            if isinstance(value, np.generic):
+                value = value.item()
             if f.default is MISSING:
                 shown.append(repr(value))
             elif value != f.default:

@@ -48,7 +48,8 @@ def sweep(
         raise SpecsimError(f"sweep: policy {twice} is given twice: labels tell results apart")
     # Few sequences make many steps: the longest runs come first, so that no core is left waiting.
     order = sorted(range(len(cases)), key=lambda i: cases[i][0].workload.load)
-    parallel = joblib.Parallel(n_jobs=min(jobs, len(cases)) if jobs > 0 else jobs, return_as="generator")
+    workers = min(joblib.cpu_count() if jobs < 0 else jobs, len(cases))
+    parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
     tables: list[pd.DataFrame | None] = [None] * len(cases)
     for done, (i, table) in enumerate(
         zip(order, parallel(joblib.delayed(_run)(*cases[i]) for i in order), strict=True), start=1
