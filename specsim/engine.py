@@ -179,7 +179,7 @@ class _Run:
     def mark(self) -> None:
         """Note the time and the tokens emitted so far: an edge of the measurement window."""
         n = len(self.domains)
-        tokens = self.ledger.tokens_by_domain(n) + sum(r.emitted_by(n) for r in self.replicas)
+        tokens = self.ledger.tokens_by_domain(n) + sum(r.batch.emitted_by(n) for r in self.replicas)
         self.marks.append((self.env.now, tokens))
 
     def add(self, prompt: Ints, output: Ints, names: tuple[str, ...], codes: Ints) -> None:

@@ -28,6 +28,38 @@ Lens = NDArray[np.int64]
 Array = NDArray[Any]
 
 
+class Blocks:
+    """Rows of a tape, gathered when they are asked for: a scheduler that does not look costs nothing."""
+
+    __slots__ = ("rows", "values")
+
+    def __init__(self, values: Array | None, rows: Array) -> None:
+        self.values, self.rows = values, rows
+
+    def __call__(self) -> Array:
+        """The rows [R, γ]; SpecsimError where the trace has none."""
+        if self.values is None:
+            raise SpecsimError("its drafter's trace has no confidences")
+        return np.asarray(self.values.take(self.rows, axis=0))
+
+
+class Prices:
+    """Step seconds by tokens (infinite past the end), read from ``base`` on, with ``fixed`` seconds more."""
+
+    __slots__ = ("base", "column", "fixed")
+
+    def __init__(self, column: Array, base: int, fixed: float) -> None:
+        self.column, self.base, self.fixed = column, base, fixed
+
+    def __call__(self, draft_tokens: Any) -> Any:
+        """Seconds with ``draft_tokens`` (int or int array) verified."""
+        return self.column.take(self.base + draft_tokens, mode="clip") + self.fixed
+
+    def curve(self, most: int) -> Array:
+        """Seconds [most + 1] of 0..most draft tokens; the column reaches that far."""
+        return np.asarray(self.column[self.base : self.base + most + 1] + self.fixed)
+
+
 class StepRecord:
     """What a past step did: request_ids [R], survival [R, γ], draft_lens [R] and emitted tokens [R]."""
 
@@ -53,7 +85,7 @@ class StepView:
     are verified in all (int or int array). Neither this step's acceptance nor any length is here.
     """
 
-    __slots__ = ("_confidence", "_cost", "_survival", "finishing_prefills", "gamma", "prefill_tokens",
+    __slots__ = ("_confidence", "_cost", "_curve", "_survival", "finishing_prefills", "gamma", "prefill_tokens",
                  "previous", "request_ids")  # fmt: skip
 
     def __init__(
@@ -62,6 +94,7 @@ class StepView:
         survival: Array | Callable[[], Array],
         step_seconds: Callable[[Array], Array],
         *,
+        step_curve: Callable[[int], Array] | None = None,
         gamma: int | None = None,
         confidence: Array | Callable[[], Array] | None = None,
         prefill_tokens: int = 0,
@@ -71,7 +104,7 @@ class StepView:
         self.request_ids = request_ids
         self._survival: Any = survival
         self._confidence: Any = confidence
-        self._cost = step_seconds
+        self._cost, self._curve = step_seconds, step_curve
         self.gamma = gamma if gamma is not None else self.survival.shape[1]
         self.prefill_tokens, self.finishing_prefills = prefill_tokens, finishing_prefills
         self.previous = previous
@@ -102,6 +135,12 @@ class StepView:
     def step_seconds(self, draft_tokens: Any) -> Any:
         """Seconds of the step if ``draft_tokens`` (int or int array) are verified in all."""
         return self._cost(draft_tokens)
+
+    def step_curve(self, most: int) -> Array:
+        """step_seconds of 0, 1, ... ``most`` draft tokens, float [most + 1]: all the candidates at once."""
+        if self._curve is not None:
+            return self._curve(most)
+        return np.asarray(self._cost(np.arange(most + 1)))
 
 
 class OracleView(StepView):
@@ -162,23 +201,18 @@ def throughput_curve(view: StepView, ranked: Array) -> Array:
     expected[0] = view.num_seqs + view.finishing_prefills
     expected[1:] = ranked
     np.add.accumulate(expected, out=expected)
-    expected /= view.step_seconds(_count(len(expected)))
+    expected /= view.step_curve(len(ranked))
     return expected
 
 
 def _descending(survival: Array) -> Array:
-    ranked = survival.ravel().copy()
+    ranked = survival.flatten()
     ranked.sort()
     return ranked[::-1]
 
 
 _ONES = np.ones(1 << 16, dtype=np.int64)
 _ONES8 = np.ones(64, dtype=np.int8)
-_COUNT = np.arange(1 << 14)
-
-
-def _count(n: int) -> Array:
-    return _COUNT[:n] if n <= len(_COUNT) else np.arange(n)
 
 
 class BuiltIn:

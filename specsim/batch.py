@@ -1,0 +1,130 @@
+"""The decoding requests of a replica: one int64 matrix with a column a request, in running order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.acceptance import Tape
+from specsim.ledger import Ledger
+
+# Rows of the matrix. A cycle only adds to TOKENS (made since the request joined, before its output
+# length clips them) and VERIFIED; where it reads the tape, its KV and its end all follow from those.
+# BASE: tape row at TOKENS = 0; NEED: tokens still to make then; KV0: KV tokens then; END: end of its
+# tape rows; JOINED: number of its first cycle here.
+_ID, _BASE, _NEED, _TOKENS, _KV0, _JOINED, _VERIFIED, _END = range(8)
+
+ONES = np.ones(1 << 16, dtype=np.int64)
+
+
+class Batch:
+    """State and arithmetic of the decodes; requests join at the tail.
+
+    ``ids`` [n] is never changed in place, for schedulers keep it. ``kv_total`` counts KV tokens.
+    """
+
+    def __init__(self, capacity: int, ledger: Ledger, tape: Tape | None) -> None:
+        self.ledger, self.tape = ledger, tape
+        self.width = 1 + (tape.gamma if tape else 0)
+        self.state = np.zeros((8, capacity), dtype=np.int64)
+        self.n = self.kv_total = self.cycle = 0
+        self.slack = 0  # each request may read at least this many more rows before its part of the tape ends
+        self._parts = list(zip(tape.first.tolist(), tape.size.tolist(), strict=True)) if tape else []
+        self._bind()
+
+    def rows(self, n: int) -> NDArray[np.int64]:
+        """The tape rows [n] of the first ``n`` requests' blocks (a new array)."""
+        if self.tape is not None and self.tape.by_cycle:
+            return np.asarray(self.base[:n] + (self.cycle - self.state[_JOINED, :n]))
+        return np.asarray(self.base[:n] + self.tokens[:n])
+
+    def kv_tokens(self) -> NDArray[np.int64]:
+        """KV tokens [n] that each request holds."""
+        live = self.state[:, : self.n]
+        return np.asarray(live[_KV0] + live[_TOKENS])
+
+    def advance(
+        self, n: int, made: NDArray[np.int64], verified: NDArray[np.int64] | None
+    ) -> tuple[int, NDArray[np.bool_] | None]:
+        """The first ``n`` requests made ``made`` [n] tokens each; return tokens emitted and who is done, if any.
+
+        ``verified`` [n]: draft tokens verified for it.
+        """
+        if n < self.n:  # the budget did not reach the tail: no cycle for it
+            self.state[_JOINED, n : self.n] += 1
+        tokens = self.tokens[:n]
+        tokens += made
+        if verified is not None:
+            total = self.verified[:n]
+            total += verified
+        emitted = int(made.dot(ONES[:n]))
+        self.kv_total += emitted
+        self.cycle += 1
+        self.slack -= self.width
+        done = self.tokens >= self.need
+        if not np.count_nonzero(done):
+            if self.slack <= 0:
+                self._wrap()
+            return emitted, None
+        return emitted - int((self.tokens - self.need)[done].sum()), done
+
+    def join(self, requests: list[int]) -> None:
+        """Append requests that have their first token."""
+        ledger, tape = self.ledger, self.tape
+        for request in requests:
+            emitted = ledger.emitted[request]
+            kv = ledger.prompt_tokens[request] + emitted - 1
+            base = end = 0
+            if tape is not None:
+                first, size = self._parts[ledger.part[request]]
+                read = ledger.cycles[request] if tape.by_cycle else emitted - 1
+                base, end = first + (ledger.offset[request] + read) % size, first + size
+                self.slack = min(self.slack, end - base) if self.n else end - base
+            self.state[:, self.n] = (request, base, ledger.output_tokens[request] - emitted, 0, kv, self.cycle, 0, end)
+            self.kv_total += kv
+            self.n += 1
+        self._bind()
+
+    def leave(self, gone: NDArray[np.bool_]) -> list[int]:
+        """Take out the requests marked in ``gone`` [n], enter what they did in the ledger, return them in order."""
+        ledger, requests = self.ledger, []
+        for column in self.state[:, : self.n].compress(gone, axis=1).T.tolist():
+            request, _, need, tokens, kv, joined, verified, _ = column
+            cycles = self.cycle - joined
+            ledger.emitted[request] += min(tokens, need)
+            ledger.cycles[request] += cycles
+            ledger.verified[request] += verified
+            ledger.accepted[request] += tokens - cycles
+            self.kv_total -= kv + tokens
+            requests.append(request)
+        kept = self.state[:, : self.n].compress(~gone, axis=1)
+        self.n -= len(requests)
+        self.state[:, : self.n] = kept
+        self._bind()
+        if self.slack <= 0:
+            self._wrap()
+        return requests
+
+    def emitted_by(self, domains: int) -> NDArray[np.int64]:
+        """Tokens [domains] that the requests here have emitted since they joined."""
+        codes = [self.ledger.domain[request] for request in self.ids.tolist()]
+        return np.bincount(codes, weights=self.tokens, minlength=domains).astype(np.int64)
+
+    def _wrap(self) -> None:
+        """Send requests that have read to the end of their part of the tape back to its start."""
+        if self.tape is None or not self.n:
+            return
+        rows, end = self.rows(self.n), self.state[_END, : self.n]
+        parts = [self.ledger.part[request] for request in self.ids.tolist()]
+        back = np.where(rows >= end, self.tape.size[parts], 0)
+        self.base -= back
+        self.slack = int((end - rows + back).min())
+
+    def _bind(self) -> None:
+        """Name the rows of the state after its width changed."""
+        live: Any = self.state[:, : self.n]
+        self.base, self.need, self.tokens, self.verified = live[_BASE], live[_NEED], live[_TOKENS], live[_VERIFIED]
+        self.ids = live[_ID].copy()
+        self.ids.flags.writeable = False
