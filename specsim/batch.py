@@ -118,9 +118,10 @@ class Batch:
             return
         rows, end = self.rows(self.n), self.state[_END, : self.n]
         parts = [self.ledger.part[request] for request in self.ids.tolist()]
-        back = np.where(rows >= end, self.tape.size[parts], 0)
-        self.base -= back
-        self.slack = int((end - rows + back).min())
+        size = self.tape.size[parts]
+        inside = end - size + (rows - end) % size  # a block may be longer than the whole part
+        self.base -= rows - inside
+        self.slack = int((end - inside).min())
 
     def _bind(self) -> None:
         """Name the rows of the state after its width changed."""

@@ -69,13 +69,12 @@ class _Staircase(_Part):
         if eager.any():
             beyond = count > at[graph].max(initial=0)
             out[beyond] = np.interp(count[beyond], at[eager], price[eager])
-        tail = eager if eager.sum() > 1 else np.ones_like(eager)
         first, last = self.range
         out[count > last] = np.inf
         out[count < first] = np.inf
         if extrapolate:
             out[count < first] = price[0]
-            out[count > last] = price[-1] + _last_slope(at[tail], price[tail]) * (count[count > last] - last)
+            out[count > last] = price[-1] + _last_slope(at, price) * (count[count > last] - last)
         return np.asarray(out, dtype=np.float64)
 
 

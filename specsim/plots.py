@@ -109,7 +109,7 @@ def plot_load(front: Front, metric: str = "verified_tokens", title: str | None =
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, 1.06 * _top(front, metric) or None)
     axes.set(xlabel=_load(front), ylabel=LABELS.get(metric, metric))
-    _legend(axes, *axes.get_legend_handles_labels())
+    _legend(axes, *axes.get_legend_handles_labels(), beside=True)
     return figure
 
 
@@ -228,6 +228,8 @@ def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, 
     )
 
 
-def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], beside: bool = False) -> None:
+    """A legend where the curves leave room, or ``beside`` the axes where they cross all of it."""
     look: dict[str, Any] = {"framealpha": 0.85, "edgecolor": "none", "fancybox": False}
-    axes.legend(handles, labels, loc="best", fontsize=8, handlelength=4.5, **look)
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {"loc": "best"}
+    axes.legend(handles, labels, fontsize=8, handlelength=4.5, **place, **look)

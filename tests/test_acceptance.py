@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -335,7 +336,7 @@ def test_a_request_walks_along_the_rows(kind):
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_domain_shorter_than_a_block(rows):
-    accepted = [5, 4, 5][:rows] + [0, 0]
+    accepted = [*[5, 4, 5][:rows], 0, 0]
     trace = make_blocks(accepted, 5, domain=["tiny"] * rows + ["other"] * 2)
     only_tiny = {"arrivals": {"domain": [0] * 6, "domains": ("tiny",)}}
     reader, table = replay(trace, **only_tiny)
@@ -360,13 +361,29 @@ def test_each_request_reads_its_own_domain():
         assert {domain[row] for row, _ in seen} == {name}
 
 
-def test_walks_go_on_where_they_stopped_after_preemption():
+def test_requests_start_anywhere_in_their_domain():
+    trace = make_blocks([1] * 18, 1, domain=["short"] * 2 + ["long"] * 16)
+    codes = [0, 1] * 150
+    reader, _ = replay(trace, 2, 300, arrivals={"domain": codes, "domains": ("short", "long")})
+    starts = np.array([reader.seen[request][0][0] for request in range(300)])
+    counts = np.bincount(starts, minlength=18)
+    # 75 and 9.4 requests a row; 4.5 deviations either way.
+    assert (abs(counts[:2] - 75) < 4.5 * np.sqrt(75 / 2)).all()
+    assert (counts[2:] >= 1).all()
+    assert (counts[2:] < 9.4 + 4.5 * 3).all()
+
+
+@pytest.mark.parametrize("kind", ["dense", "sequential"])
+def test_walks_go_on_where_they_stopped_after_preemption(kind):
     accepted = accepted_rows(37, 3)
-    reader, table = replay(make_blocks(accepted.tolist(), 3), kv_tokens=12 * 16)
+    reader, table = replay(make_blocks(accepted.tolist(), 3, kind=kind), kv_tokens=12 * 16)
     assert table["preemptions"].sum() > 2
     for request, seen in reader.seen.items():
         jumps = 0
-        for (row, length), (after, _) in zip(seen, seen[1:], strict=False):
+        for (row, length), (after, _) in pairwise(seen):
+            if kind == "sequential":
+                assert after == (row + 1) % 37
+                continue
             moved = (after - row) % 37 - (min(accepted[row], length) + 1)
             assert moved in (0, 1)
             jumps += moved  # recomputing the prompt and the answer so far yields a token of its own

@@ -1,0 +1,359 @@
+"""Laws that every run obeys, whatever the scheduler, the hardware, the traffic and the memory.
+
+Random small scenarios, the same ones in every run of the suite; what a law says is checked from the
+request table and the step table alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_arrivals, make_blocks, make_profile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.acceptance import Drafter, synthetic
+from specsim.engine import Policy, Scenario, simulate
+from specsim.hardware import Profile
+from specsim.metrics import summarize
+from specsim.replica import BLOCK
+from specsim.schedulers import (
+    MTP1,
+    BatchSizeTable,
+    DSparkAsync,
+    DSparkGreedy,
+    GlobalArgmax,
+    NoSpec,
+    Oracle,
+    StaticGamma,
+    Threshold,
+)
+from specsim.sweep import sweep
+from specsim.types import Result
+from specsim.workload import ClosedLoop, Empirical, Poisson
+
+Make = Callable[[int], Any]
+
+
+class Erratic:
+    """A user's scheduler with memory that verifies any number of tokens."""
+
+    def start(self) -> Callable[[Any], Any]:
+        rng = np.random.default_rng(11)
+        return lambda view: rng.integers(0, view.gamma + 1, view.num_seqs)
+
+
+SCHEDULERS: dict[str, Make] = {
+    "NoSpec": lambda gamma: NoSpec(),
+    "MTP1": lambda gamma: MTP1(),
+    "StaticGamma(0)": lambda gamma: StaticGamma(0),
+    "StaticGamma": StaticGamma,
+    "BatchSizeTable": lambda gamma: BatchSizeTable(((1, 2, gamma), (3, 5, 1))),
+    "Threshold": lambda gamma: Threshold(0.6),
+    "DSparkGreedy": lambda gamma: DSparkGreedy(),
+    "DSparkAsync(2)": lambda gamma: DSparkAsync(),
+    "DSparkAsync(1, mean)": lambda gamma: DSparkAsync(1, "mean"),
+    "GlobalArgmax": lambda gamma: GlobalArgmax(),
+    "Oracle": lambda gamma: Oracle(),
+    "Erratic": lambda gamma: Erratic(),
+}
+
+seconds = st.floats(0.01, 0.2)
+
+
+@st.composite
+def profiles(draw: Any, max_tokens: int, max_seqs: int, gamma: int) -> Profile:
+    """A profile that covers every step of a scenario; its prices go up and down."""
+    sizes = draw(st.sets(st.integers(2, max_tokens), max_size=4)) | {1, max_tokens}
+    sizes = sorted(sizes)
+    below = draw(st.sampled_from(["next_size", "linear", "floor"]))
+    verify: dict[str, Any] = {"type": "table1d", "tokens": sizes, "below": below}
+    verify |= {"capture_limit": draw(st.none() | st.integers(1, max_tokens)), "monotone": draw(st.booleans())}
+    if draw(st.booleans()):
+        verify["seconds"] = [draw(seconds) for _ in sizes]
+    else:
+        verify |= {"type": "table2d", "kv_tokens": [0, draw(st.integers(1, 200)), 5000]}
+        verify["seconds"] = [[draw(seconds) for _ in range(3)] for _ in sizes]
+    draft = {
+        "type": draw(st.sampled_from(["parallel", "autoregressive"])),
+        "num_seqs": sorted({1, max_seqs}),
+        "seconds": [draw(st.floats(0, 0.02)) for _ in {1, max_seqs}],
+    }
+    return make_profile(
+        verify=verify,
+        draft=draft,
+        host_seconds=draw(st.sampled_from([0.0, 0.004])),
+        sync_seconds=draw(st.sampled_from([0.0, 0.01])),
+    )
+
+
+@st.composite
+def drafters(draw: Any, gamma: int) -> Drafter:
+    """A recorded trace of one or two domains, short enough that requests come past its end."""
+    n = draw(st.integers(1, 30))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    kind = draw(st.sampled_from(["dense", "sequential"]))
+    proposed = rng.integers(0, gamma + 1, n) if draw(st.booleans()) else np.full(n, gamma)
+    accepted = np.minimum(rng.integers(0, gamma + 1, n), proposed)
+    domain = ["a"] * n if n < 2 or draw(st.booleans()) else ["a"] * (n // 2) + ["b"] * (n - n // 2)
+    confidence = rng.random((n, gamma)).astype(np.float32)
+    blocks = make_blocks(
+        accepted.tolist(), gamma, kind=kind, confidence=confidence, proposed=proposed.tolist(), domain=domain
+    )
+    return Drafter(blocks, gamma, name="random")
+
+
+@st.composite
+def scenarios(draw: Any, make: Make, closed: bool = False) -> Scenario:
+    gamma = 1 if make(1) == MTP1() else draw(st.integers(1, 6))
+    max_seqs = draw(st.integers(1, 8))
+    budget = draw(st.integers(1 + gamma, 16) | st.integers(20, 90))
+    lengths = st.integers(1, 50), st.integers(1, 25)
+    if closed:
+        prompts, outputs = (tuple(draw(st.lists(x, min_size=1, max_size=4))) for x in lengths)
+        think = draw(st.sampled_from([0.0, 0.3]))
+        workload: Any = ClosedLoop(draw(st.integers(1, 5)), Empirical(prompts), Empirical(outputs), think, measured=15)
+    else:
+        n = draw(st.integers(1, 14))
+        arrivals = sorted(
+            draw(st.lists(st.sampled_from([0.0, 0.1, 0.1, 1.0]) | st.floats(0, 3), min_size=n, max_size=n))
+        )
+        prompts, outputs = ([draw(x) for _ in range(n)] for x in lengths)
+        workload = make_arrivals(arrivals, prompts, outputs)  # type: ignore[arg-type]
+    most = -(-(max(prompts) + max(outputs) + gamma) // BLOCK)  # blocks that one request may come to need
+    return Scenario(
+        profile=draw(profiles(max(budget, 2), max_seqs, gamma)),
+        workload=workload,
+        drafter=draw(drafters(gamma)),
+        scheduler=make(gamma),
+        replicas=draw(st.integers(1, 3)),
+        router=draw(st.sampled_from(["round_robin", "least_loaded", "random"])),
+        max_num_seqs=max_seqs,
+        max_num_batched_tokens=budget,
+        kv_tokens=draw(st.none() | st.integers(0, 3).map(lambda spare: (most + spare) * BLOCK + 5)),
+        prefill=draw(st.sampled_from(["chunked", "chunked", "free"])),
+    )
+
+
+def check(scenario: Scenario, run: Result) -> None:
+    """Every law that a run with its step table must obey."""
+    requests, steps = run.requests, run.steps
+    assert steps is not None
+    gamma = 0 if isinstance(scenario.scheduler, NoSpec) else scenario.drafter.gamma  # type: ignore[union-attr]
+    free = scenario.prefill == "free"
+    finished = requests["finish"].notna()
+    done = requests[finished]
+
+    # Tokens are conserved: what requests count is what steps count.
+    assert (done["emitted"] == done["output_tokens"]).all()
+    assert (requests["emitted"] <= requests["output_tokens"]).all()
+    assert steps["draft_tokens"].sum() == requests["verified"].sum()
+    if not free:
+        assert steps["emitted"].sum() == requests["emitted"].sum()
+    elif finished.all():
+        # Free prefills have no step: a token at each admission, whether the first or after a preemption.
+        assert steps["emitted"].sum() + len(requests) + requests["preemptions"].sum() == requests["emitted"].sum()
+    assert (requests["accepted"] <= requests["verified"]).all()
+    assert (requests["verified"] <= gamma * requests["cycles"]).all()
+    made = 1 + requests["cycles"] + requests["accepted"]  # before the length clips, recomputation aside
+    assert (requests["emitted"] <= made + requests["preemptions"]).all()
+    smooth = done[done["preemptions"] == 0]
+    assert (made[smooth.index] - smooth["output_tokens"]).between(0, gamma).all()
+
+    # Nothing happens before its cause.
+    order = done[["arrival", "scheduled", "first_token", "finish"]].to_numpy()
+    assert (np.diff(order, axis=1) >= 0).all()
+    assert (requests["arrival"].diff().dropna() >= 0).all()
+    for _, mine in requests.groupby("replica"):
+        seated = mine["scheduled"].dropna()
+        assert (seated.diff().dropna() >= 0).all()  # first come, first served
+        assert seated.index.tolist() == mine.index[: len(seated)].tolist()
+
+    # A step stays within its limits and holds what it says.
+    assert (steps["num_tokens"] == steps["num_seqs"] + steps["prefill_tokens"] + steps["draft_tokens"]).all()
+    assert (steps["num_tokens"] > 0).all()
+    assert (steps["num_tokens"] <= scenario.max_num_batched_tokens).all()
+    assert (steps["draft_tokens"] <= gamma * steps["num_seqs"]).all()
+    reserved = (1 + gamma) * steps["num_seqs"] + steps["prefill_tokens"]
+    assert (reserved <= scenario.max_num_batched_tokens).all()
+    assert (steps["num_seqs"] <= scenario.max_num_seqs).all()
+    assert (steps["emitted"] >= steps["num_seqs"]).all()
+    assert (steps["waiting"] >= 0).all()
+    if scenario.kv_tokens is not None:
+        assert (steps["kv_tokens"] <= scenario.kv_tokens // BLOCK * BLOCK).all()
+    if free:
+        assert (steps["prefill_tokens"] == 0).all()
+
+    # A step lasts what its profile says.
+    pays = gamma > 0 and getattr(scenario.scheduler, "synchronous", False)
+    for row in steps.head(40).itertuples():
+        price = scenario.profile.step_seconds(
+            row.num_tokens, row.num_seqs, gamma if row.num_seqs else 0, row.kv_tokens
+        )  # fmt: skip
+        sync = scenario.profile.sync_seconds if pays and row.num_seqs else 0.0
+        assert row.duration == pytest.approx(float(price) + sync, rel=1e-9)
+
+    # Steps of a replica follow one another, and it rests only when it has nothing to do.
+    for replica, mine in steps.groupby("replica"):
+        start = mine["start"].to_numpy()
+        end = start + mine["duration"].to_numpy()
+        assert (start[1:] >= end[:-1]).all()
+        here = requests[requests["replica"] == replica]
+        for rest, again in zip(end[:-1], start[1:], strict=True):
+            if again > rest:
+                before = here[here["arrival"] < again]
+                assert (before["finish"] <= rest).all() or free  # a free prefill may end without a step
+
+    # Little's law, exactly: the time that requests spend decoding is the sum of steps × requests in them.
+    whole = (1 + gamma) * scenario.max_num_seqs <= scenario.max_num_batched_tokens
+    if finished.all() and whole and requests["preemptions"].sum() == 0:
+        decoding = (requests["finish"] - requests["first_token"]).sum()
+        assert (steps["num_seqs"] * steps["duration"]).sum() == pytest.approx(decoding, abs=1e-9)
+        assert steps["num_seqs"].sum() == requests["cycles"].sum()
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_laws_of_open_loops(name):
+    @settings(max_examples=25)
+    @given(scenario=scenarios(SCHEDULERS[name]), seed=st.integers(0, 3))
+    def hold(scenario, seed):
+        run = simulate(scenario, seed, steps=True)
+        asked = scenario.workload.requests(seed)
+        # Every request that arrived finishes, once, with what it asked for.
+        assert run.requests["request_id"].tolist() == list(range(len(asked)))
+        assert run.requests["arrival"].tolist() == pytest.approx(asked.arrival_s.tolist(), rel=1e-12)
+        assert run.requests["output_tokens"].tolist() == asked.output_tokens.tolist()
+        assert run.requests["finish"].notna().all()
+        assert run.num_steps == len(run.steps)
+        check(scenario, run)
+
+    hold()
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_laws_of_closed_loops(name):
+    @settings(max_examples=10)
+    @given(scenario=scenarios(SCHEDULERS[name], closed=True), seed=st.integers(0, 3))
+    def hold(scenario, seed):
+        run = simulate(scenario, seed, steps=True)
+        users, window = scenario.workload.concurrency, run.window
+        assert (window.first, window.last) == (5 * users, 5 * users + 15)
+        measured = run.requests.iloc[window.first : window.last]
+        assert measured["finish"].notna().all()
+        # Never more requests in the system than users.
+        finish = run.requests["finish"].fillna(np.inf).to_numpy()
+        for time in run.requests["arrival"].tolist():
+            assert ((run.requests["arrival"] <= time) & (finish > time)).sum() <= users
+        # The window holds tokens of its own: no more than were emitted, no less than its requests' last steps.
+        assert 0 <= window.tokens.sum() <= run.requests["emitted"].sum()
+        assert window.start == measured["arrival"].iloc[0]
+        assert window.end == measured["finish"].max()
+        check(scenario, run)
+
+    hold()
+
+
+def test_the_scenarios_reach_what_they_are_for():
+    """The laws above are worth as much as the scenarios: between them they preempt, chunk, wait and wrap."""
+    seen = {"preempted": 0, "chunked": 0, "waited": 0, "trimmed": 0, "rested": 0, "crowded": 0}
+
+    @settings(max_examples=60)
+    @given(scenario=scenarios(SCHEDULERS["Erratic"]))
+    def look(scenario):
+        run = simulate(scenario, steps=True)
+        seen["preempted"] += run.requests["preemptions"].sum() > 0
+        seen["chunked"] += (run.requests["prompt_tokens"] > scenario.max_num_batched_tokens).any()
+        seen["waited"] += (run.steps["waiting"] > 0).any()
+        seen["trimmed"] += run.steps["draft_tokens"].sum() < scenario.drafter.gamma * run.steps["num_seqs"].sum()
+        seen["rested"] += (run.steps["start"].diff() > run.steps["duration"].shift() + 1e-9).any()
+        seen["crowded"] += (1 + scenario.drafter.gamma) * scenario.max_num_seqs > scenario.max_num_batched_tokens
+
+    look()
+    assert all(count >= 6 for count in seen.values()), seen
+
+
+# The seed decides everything
+
+
+def table_bytes(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer)
+    return buffer.getvalue()
+
+
+def digest() -> str:
+    """A fingerprint of runs that use every stream of randomness."""
+    blocks = make_blocks(
+        [0, 1, 2, 3, 1, 0, 2], 3, domain=["x", "x", "x", "y", "y", "z", "z"], kind="dense"
+    )  # fmt: skip
+    total = hashlib.sha256()
+    for drafter in (Drafter(blocks, 3, name="recorded"), synthetic(0.7, 3, concentration=4.0, autocorrelation=0.5)):
+        for scheduler in (NoSpec(), StaticGamma(2), DSparkGreedy(), DSparkAsync(1, "mean"), Oracle()):
+            for workload in (
+                Poisson(2.0, 40, Empirical((3, 30)), Empirical((2, 9))),
+                ClosedLoop(3, 20, 9, measured=20),
+            ):
+                scenario = Scenario(
+                    make_profile(), workload, drafter, scheduler, replicas=2, router="random", kv_tokens=96,
+                    max_num_batched_tokens=40,
+                )  # fmt: skip
+                run = simulate(scenario, 7, steps=True)
+                assert run.steps is not None
+                total.update(table_bytes(run.requests))
+                total.update(table_bytes(run.steps))
+                total.update(table_bytes(summarize(run)))
+                total.update(repr((run.window, run.label, run.num_steps)).encode())
+    return total.hexdigest()
+
+
+def test_the_same_seed_gives_the_same_bytes_in_every_process():
+    here = digest()
+    assert digest() == here
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_laws; print(test_laws.digest())"
+    )
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        )
+        for hash_seed in ("1", "2")
+    ]
+    assert [process.communicate()[0].strip() for process in others] == [here, here]
+
+
+def test_another_seed_gives_another_run():
+    scenario = Scenario(make_profile(), Poisson(1.0, 30, 4, 9), synthetic(0.7, 3), StaticGamma(3))
+    runs = [simulate(scenario, seed).requests for seed in (0, 1)]
+    assert not runs[0]["arrival"].equals(runs[1]["arrival"])
+    assert not runs[0]["accepted"].equals(runs[1]["accepted"])
+
+
+def test_a_sweep_is_the_same_whatever_its_processes():
+    drafter = synthetic(0.7, 3, concentration=4.0)
+    mtp = synthetic(0.7, 1, name="mtp")
+    base = Scenario(make_profile(), ClosedLoop(1), drafter)
+    policies = [NoSpec(), StaticGamma(3), DSparkGreedy(), Policy(MTP1(), mtp)]
+    workloads = [ClosedLoop(c, 4, Empirical((3, 17)), measured=30) for c in (1, 4)]
+    tables = [sweep(base, policies, workloads, seeds=(0, 3), jobs=jobs) for jobs in (1, 2)]
+    assert table_bytes(tables[0]) == table_bytes(tables[1])
+    assert len(tables[0]) == 4 * 2 * 2
+    assert tables[0]["policy"].unique().tolist() == [
+        "NoSpec()", "StaticGamma(3)", "DSparkGreedy()", "MTP1()@mtp",
+    ]  # fmt: skip
+    # A row is the run that it names.
+    alone = summarize(simulate(Scenario(make_profile(), workloads[1], drafter, StaticGamma(3)), 3))
+    row = tables[0].query("policy == 'StaticGamma(3)' and load == 4 and seed == 3")
+    assert row["throughput"].tolist() == alone["throughput"].tolist()
