@@ -104,6 +104,11 @@ class Tape:
     size: NDArray[np.int64]
     by_cycle: bool = False
 
+    def __post_init__(self) -> None:
+        for array in (self.confidence, self.survival, self.accepted, self.proposed):
+            if array is not None:
+                array.flags.writeable = False  # runs share a tape
+
 
 @dataclass(frozen=True)
 class Drafter:

@@ -315,8 +315,8 @@ def sps(profile: Profile, num_tokens: Any, *, extrapolate: bool = False) -> Pric
 
 
 def _last_slope(at: NDArray[np.int64], price: Prices) -> float:
-    """Seconds per unit between the last two points; 0 for a single one."""
-    return float((price[-1] - price[-2]) / (at[-1] - at[-2])) if len(at) > 1 else 0.0
+    """Seconds per unit between the last two points; 0 for a single one, or where the curve ends falling."""
+    return max(0.0, float((price[-1] - price[-2]) / (at[-1] - at[-2]))) if len(at) > 1 else 0.0
 
 
 def _increasing(name: str, values: tuple[int, ...]) -> None:

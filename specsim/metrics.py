@@ -38,7 +38,7 @@ def summarize(result: Result, slo: SLO | None = None) -> pd.DataFrame:
     throughput: output tok/s per GPU inside the window, for a domain its share of the mixed run;
     tau, acceptance_rate and token_acceptance_rate as in the design's terms; verified_tokens: 1 + draft
     tokens verified, per request and cycle; waste: rejected share of verified draft tokens; goodput:
-    requests/s per GPU that meet every bound of ``slo`` (NaN without one). Latencies are seconds.
+    requests/s that meet every bound of ``slo`` (NaN without one). Latencies are seconds.
     """
     table = request_metrics(result)
     rows = [_row("all", table, result, int(result.window.tokens.sum()), slo)]
@@ -73,7 +73,7 @@ def _row(
         "requests": len(table),
         "throughput": throughput,
         "request_rate": len(table) / seconds if seconds > 0 else np.nan,
-        "goodput": good / seconds / result.gpus if seconds > 0 else np.nan,
+        "goodput": good / seconds if seconds > 0 else np.nan,
         **dict(_spread(table, "interactivity", ("p10", "p50"))),
         **dict(_spread(table, "ttft", ("p50", "p90", "p99"))),
         **dict(_spread(table, "tpot", ("p50", "p90", "p99"))),

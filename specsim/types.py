@@ -80,7 +80,8 @@ class Result:
 
     ``requests`` has a row a request that arrived (design: request_id, domain, replica, arrival,
     scheduled, first_token, finish, prompt_tokens, output_tokens, cycles, verified, accepted,
-    emitted, preemptions); ``steps`` has a row a step when it was asked for. ``extrapolated_steps`` counts the
+    emitted, preemptions); ``steps`` has a row a step when it was asked for (first tokens of free prefills
+    belong to no step). ``extrapolated_steps`` counts the
     steps priced outside the profile's measured range.
     """
 

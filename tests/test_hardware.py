@@ -374,3 +374,9 @@ def test_the_engine_never_prices_a_step_at_the_wrong_place():
     for row, drafting in zip(steps.itertuples(), decoding, strict=True):
         expected = p.step_seconds(row.num_tokens, row.num_seqs, 3 if drafting else 0)
         assert row.duration == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_extrapolation_does_not_follow_a_curve_that_ends_falling():
+    """Its last slope would lead to steps that take no time, or less."""
+    profile = table([1, 2, 3], [3.0, 3.0, 1.0])
+    assert profile.step_seconds([4, 50], extrapolate=True) == pytest.approx([1.0, 1.0])

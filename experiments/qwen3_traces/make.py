@@ -102,7 +102,7 @@ def main() -> None:
         confidence_source="position_mean",
         domains={"*": Domain(conditional_acceptance=(0.85,))},
         provenance=Provenance(
-            source="DeepSeek-V3 technical report, arXiv 2412.19437: the second token is accepted 85 to 90 % of the time",
+            source="DeepSeek-V3 report, arXiv 2412.19437: the second token is accepted 85 to 90 % of the time",
             command=COMMAND,
             date=DATE,
             notes="The lower end of the range, for every domain. No spread is published.",

@@ -71,7 +71,7 @@ def simulate(
     names = [c for c in summary.columns if c not in ("domain", "steps", "gpus", "extrapolated_steps")]
     rows: list[list[Any]] = [[name, *(_cell(name, v) for v in summary[name])] for name in names]
     title = f"{result.label}, {base.workload.label}, seed {seed}"
-    caption = f"{result.num_steps:,} steps; latencies in ms; throughput and goodput per GPU"
+    caption = f"{result.num_steps:,} steps; latencies in ms; throughput per GPU"
     show.console().print(show.table(title, ["", *summary["domain"]], rows, caption))
     _warn_extrapolated(result.extrapolated_steps)
     if out is not None:
