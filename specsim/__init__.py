@@ -18,12 +18,12 @@ from specsim.schedulers import (
     NoSpec,
     Oracle,
     StaticGamma,
-    StepView,
     Threshold,
     top_k,
 )
 from specsim.sweep import sweep
 from specsim.types import SLO, Requests, Result, SpecsimError
+from specsim.views import StepView
 from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp
 
 __version__ = "0.1.0"

@@ -21,8 +21,9 @@ from specsim.acceptance import Tape
 from specsim.batch import ONES, Batch
 from specsim.hardware import StepCost
 from specsim.ledger import Ledger
-from specsim.schedulers import Blocks, OracleView, Prices, StepRecord, StepView, scheduler_name
+from specsim.schedulers import scheduler_name
 from specsim.types import SpecsimError
+from specsim.views import StepRecord, StepView, TapeOracleView, TapeView
 
 BLOCK = 16
 """Tokens in one KV block."""
@@ -80,7 +81,7 @@ class Replica:
         self.gamma = tape.gamma if tape else 0
         self.width = 1 + self.gamma  # tokens that a decode reserves
         self.sync_seconds = cost.profile.sync_seconds if getattr(scheduler, "synchronous", False) else 0.0
-        self.view_type = OracleView if getattr(scheduler, "oracle", False) else StepView
+        self.view_type = TapeOracleView if getattr(scheduler, "oracle", False) else TapeView
         self.previous: deque[StepRecord] = deque(maxlen=PREVIOUS)
         self.uses_previous = getattr(scheduler, "uses_previous", True)
         self.trusted = type(scheduler).__module__ == "specsim.schedulers"  # what others return is checked
@@ -217,21 +218,13 @@ class Replica:
     def _schedule(
         self, tape: Tape, n: int, column: NDArray[np.float64], fixed: float, prefill_tokens: int, finishing: int
     ) -> NDArray[np.int64]:
-        self.rows = rows = self.batch.rows(n)
-        prices = Prices(column, n + prefill_tokens, fixed)
-        self.survival = Blocks(tape.survival, rows)
-        view = self.view_type(
-            self.batch.ids if n == self.batch.n else self.batch.ids[:n],
-            self.survival,
-            prices,
-            step_curve=prices.curve,
-            gamma=self.gamma,
-            confidence=Blocks(tape.confidence, rows),
-            prefill_tokens=prefill_tokens,
-            finishing_prefills=finishing,
-            previous=self.previous,
+        batch = self.batch
+        self.rows = rows = batch.rows(n)
+        ids = batch.ids if n == batch.n else batch.ids[:n]
+        self.view = view = self.view_type(
+            tape, rows, ids, column, n + prefill_tokens, fixed, prefill_tokens, finishing, self.previous
         )
-        if isinstance(view, OracleView):
+        if isinstance(view, TapeOracleView):
             view.accepted = tape.accepted.take(rows)
         lens: NDArray[np.int64] = self.schedule(view) if self.trusted else self._ask(view, n)
         return lens if tape.proposed is None else np.minimum(lens, tape.proposed.take(rows))
@@ -287,7 +280,7 @@ class Replica:
             made += 1
             if self.uses_previous:
                 emit = np.minimum(made, batch.need[:n] - batch.tokens[:n])
-                self.previous.append(StepRecord(batch.ids[:n], self.survival, self.draft_lens, emit))
+                self.previous.append(StepRecord(self.view, self.draft_lens, emit))
             emitted, done = batch.advance(n, made, self.draft_lens)
         if done is None:
             return emitted, []

@@ -15,7 +15,7 @@ a fresh callable for each replica: for schedulers with memory).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, cast
 
@@ -23,132 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.types import SpecsimError
-
-Lens = NDArray[np.int64]
-Array = NDArray[Any]
-
-
-class Blocks:
-    """Rows of a tape, gathered when they are asked for: a scheduler that does not look costs nothing."""
-
-    __slots__ = ("rows", "values")
-
-    def __init__(self, values: Array | None, rows: Array) -> None:
-        self.values, self.rows = values, rows
-
-    def __call__(self) -> Array:
-        """The rows [R, γ]; SpecsimError where the trace has none."""
-        if self.values is None:
-            raise SpecsimError("its drafter's trace has no confidences")
-        return self.values.take(self.rows, axis=0)
-
-
-class Prices:
-    """Step seconds by tokens (infinite past the end), read from ``base`` on, with ``fixed`` seconds more."""
-
-    __slots__ = ("base", "column", "fixed")
-
-    def __init__(self, column: Array, base: int, fixed: float) -> None:
-        self.column, self.base, self.fixed = column, base, fixed
-
-    def __call__(self, draft_tokens: Any) -> Any:
-        """Seconds with ``draft_tokens`` (int or int array) verified."""
-        return self.column.take(self.base + draft_tokens, mode="clip") + self.fixed
-
-    def curve(self, most: int) -> Array:
-        """Seconds [most + 1] of 0..most draft tokens; the column reaches that far."""
-        return cast(Array, self.column[self.base : self.base + most + 1] + self.fixed)
-
-
-class StepRecord:
-    """What a past step did: request_ids [R], survival [R, γ], draft_lens [R] and emitted tokens [R]."""
-
-    __slots__ = ("_survival", "draft_lens", "emitted", "request_ids")
-
-    def __init__(self, request_ids: Array, survival: Callable[[], Array], draft_lens: Lens, emitted: Lens):
-        self.request_ids, self._survival = request_ids, survival
-        self.draft_lens, self.emitted = draft_lens, emitted
-
-    @property
-    def survival(self) -> Array:
-        """Survival [R, γ] of that step's blocks."""
-        return self._survival()
-
-
-class StepView:
-    """What a scheduler may see of a step; read-only. R decoding requests, blocks of γ.
-
-    ``request_ids`` int [R]; ``confidence`` and ``survival`` [R, γ], calibrated where the trace has
-    temperatures; ``num_seqs`` = R; ``prefill_tokens`` the prompt tokens in this step's forward, of
-    which ``finishing_prefills`` chunks end their prompt and emit a first token; ``previous`` the last
-    steps' StepRecords, newest last. ``step_seconds(k)`` is what the step lasts when k draft tokens
-    are verified in all (int or int array). Neither this step's acceptance nor any length is here.
-    """
-
-    __slots__ = ("_confidence", "_cost", "_curve", "_survival", "finishing_prefills", "gamma", "prefill_tokens",
-                 "previous", "request_ids")  # fmt: skip
-
-    def __init__(
-        self,
-        request_ids: Array,
-        survival: Array | Callable[[], Array],
-        step_seconds: Callable[[Array], Array],
-        *,
-        step_curve: Callable[[int], Array] | None = None,
-        gamma: int | None = None,
-        confidence: Array | Callable[[], Array] | None = None,
-        prefill_tokens: int = 0,
-        finishing_prefills: int = 0,
-        previous: Sequence[StepRecord] = (),
-    ) -> None:
-        self.request_ids = request_ids
-        self._survival: Any = survival
-        self._confidence: Any = confidence
-        self._cost, self._curve = step_seconds, step_curve
-        self.gamma = gamma if gamma is not None else self.survival.shape[1]
-        self.prefill_tokens, self.finishing_prefills = prefill_tokens, finishing_prefills
-        self.previous = previous
-
-    @property
-    def num_seqs(self) -> int:
-        """Decoding requests in this step."""
-        return len(self.request_ids)
-
-    @property
-    def survival(self) -> Array:
-        """Chance [R, γ] that positions 1..k of each block all survive."""
-        if callable(self._survival):
-            self._survival = self._survival()
-        return cast(Array, self._survival)
-
-    @property
-    def confidence(self) -> Array:
-        """Chance [R, γ] that position k survives given that 1..k-1 did."""
-        if callable(self._confidence):
-            self._confidence = self._confidence()
-        if self._confidence is None:
-            s = self.survival
-            before = np.concatenate([np.ones_like(s[:, :1]), s[:, :-1]], axis=1)
-            self._confidence = np.divide(s, before, out=np.zeros_like(s), where=before > 0)
-        return cast(Array, self._confidence)
-
-    def step_seconds(self, draft_tokens: Any) -> Any:
-        """Seconds of the step if ``draft_tokens`` (int or int array) are verified in all."""
-        return self._cost(draft_tokens)
-
-    def step_curve(self, most: int) -> Array:
-        """step_seconds of 0, 1, ... ``most`` draft tokens, float [most + 1]: all the candidates at once."""
-        if self._curve is not None:
-            return self._curve(most)
-        return np.asarray(self._cost(np.arange(most + 1)))
-
-
-class OracleView(StepView):
-    """A StepView that also tells ``accepted`` [R] (before any trimming): for upper bounds only."""
-
-    __slots__ = ("accepted",)
-    accepted: Lens
-
+from specsim.views import Array, Lens, StepView
 
 Scheduler = Callable[[StepView], Any]
 
@@ -405,9 +280,9 @@ class Oracle(BuiltIn):
     oracle = True
 
     def __call__(self, view: StepView) -> Lens:
-        assert isinstance(view, OracleView)
-        survives = (np.arange(view.gamma) < view.accepted[:, None]).astype(np.float64)
-        ranked = np.ones(int(view.accepted.sum()))
+        accepted: Lens = view.accepted  # type: ignore[attr-defined]
+        survives = (np.arange(view.gamma) < accepted[:, None]).astype(np.float64)
+        ranked = np.ones(int(accepted.sum()))
         return top_k(survives, int(throughput_curve(view, ranked).argmax()))
 
 
