@@ -89,18 +89,21 @@ class Scenario:
         return replace(self, scheduler=policy.scheduler, drafter=drafter, domains=domains)
 
 
-def simulate(scenario: Scenario, seed: int = 0, *, steps: bool = False) -> Result:
+def simulate(
+    scenario: Scenario, seed: int = 0, *, steps: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Result:
     """Run ``scenario`` once with the random streams of ``seed``; ``steps=True`` keeps the step table.
 
     Open loop: until every request has finished; closed loop: until the last measured one has.
-    Raises SpecsimError where the scenario cannot run (see its text).
+    ``progress(done, total)`` hears of requests as they finish. Raises SpecsimError where the scenario
+    cannot run (see its text).
     """
-    return _Run(scenario, seed, steps).result()
+    return _Run(scenario, seed, steps, progress).result()
 
 
 class _Run:
-    def __init__(self, scenario: Scenario, seed: int, steps: bool) -> None:
-        self.scenario, self.seed, self.steps = scenario, seed, steps
+    def __init__(self, scenario: Scenario, seed: int, steps: bool, progress: Callable[[int, int], None] | None) -> None:
+        self.scenario, self.seed, self.steps, self.progress = scenario, seed, steps, progress
         self.drafter = _drafter_in_use(scenario)
         self.tape = self.drafter.tape(seed, scenario.calibrated) if self.drafter else None
         gamma = self.tape.gamma if self.tape else 0
@@ -175,6 +178,9 @@ class _Run:
         """A replica reports requests that finished now."""
         if requests:
             self.feed.finished(requests)
+            if self.progress is not None:
+                total = self.feed.last - self.feed.first if self.feed.closed else self.feed.last
+                self.progress(total - max(self.feed.left, 0), total)
 
     def mark(self) -> None:
         """Note the time and the tokens emitted so far: an edge of the measurement window."""
@@ -211,6 +217,8 @@ class _Run:
 class _OpenFeed:
     """Requests arrive when the workload says; those of the first tenth of the run warm it up."""
 
+    closed = False
+
     def __init__(self, run: _Run, workload: OpenLoop) -> None:
         requests = workload.requests(run.seed)
         run.add(requests.prompt_tokens, requests.output_tokens, requests.domains, requests.domain)
@@ -237,6 +245,8 @@ class _OpenFeed:
 
 class _ClosedFeed:
     """A fixed number of users, each with one request at a time; load is kept to the end of the run."""
+
+    closed = True
 
     def __init__(self, run: _Run, workload: ClosedLoop) -> None:
         self.run, self.workload = run, workload

@@ -251,9 +251,11 @@ class StepCost:
         """The error for a step outside what was measured: it names the range."""
         axes = self._axes(num_tokens, num_seqs, kv_tokens)
         name, value, low, high = next(axis for axis in axes if not axis[2] <= axis[1] <= axis[3])
+        bound = {"tokens": "a lower max_num_batched_tokens", "drafting sequences": "a lower max_num_seqs"}
+        keep = f"{bound[name]} keeps steps inside, " if name in bound and value > high else ""
         return SpecsimError(
-            f"profile {self.profile.name}: a step of {value} {name} is outside the measured range "
-            f"{low}..{high}; extrapolate=True (--extrapolate) continues the last slope and marks the result"
+            f"profile {self.profile.name}: a step of {value} {name} is outside the measured range {low}..{high}; "
+            f"{keep}extrapolate=True (--extrapolate) continues the last slope and marks the result"
         )
 
     def _axes(self, num_tokens: int, num_seqs: int, kv_tokens: float) -> list[tuple[str, int, int, int]]:

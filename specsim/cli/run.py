@@ -65,8 +65,8 @@ def simulate(
     base, policies, workloads = options.build()
     if len(policies) > 1 or len(workloads) > 1:
         raise SpecsimError("simulate: expected one scheduler and one load; sweep and pareto take several")
-    with show.progress("simulate"):
-        result = simulate_once(base.with_policy(policies[0]), seed, steps=steps)
+    with show.progress("requests simulated") as report:
+        result = simulate_once(base.with_policy(policies[0]), seed, steps=steps, progress=report)
     summary = summarize(result, _slo(slo_ttft, slo_interactivity))
     names = [c for c in summary.columns if c not in ("domain", "steps", "gpus", "extrapolated_steps")]
     rows: list[list[Any]] = [[name, *(_cell(name, v) for v in summary[name])] for name in names]
@@ -187,7 +187,7 @@ def _check_outputs(out: Path | None, json: Path | None) -> None:
 
 def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:
     base, policies, workloads = options.build()
-    with show.progress("simulating") as report:
+    with show.progress("runs simulated") as report:
         return run_sweep(base, policies, workloads, range(seeds), slo=slo, jobs=jobs, progress=report)
 
 

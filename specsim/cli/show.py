@@ -77,23 +77,31 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yield ``report(done, total)``; what it is told shows on stderr once the work takes over two seconds."""
     err = Console(stderr=True)
     if not err.is_terminal:
-        yield _plain_progress(label, err)
+        yield _lines(label, err)
         return
     bar = Progress(
         TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err, transient=True
     )
     task = bar.add_task(label, total=None)
+    last = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last > 0.1:
+            last = now
+            bar.update(task, completed=done, total=total)
+
     timer = threading.Timer(PATIENCE, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield report
     finally:
         timer.cancel()
         bar.stop()
 
 
-def _plain_progress(label: str, err: Console) -> Callable[[int, int], None]:
+def _lines(label: str, err: Console) -> Callable[[int, int], None]:
     start = last = time.monotonic()
 
     def report(done: int, total: int) -> None:
@@ -101,6 +109,6 @@ def _plain_progress(label: str, err: Console) -> Callable[[int, int], None]:
         now = time.monotonic()
         if now - start > PATIENCE and (now - last > 5 * PATIENCE or done == total):
             last = now
-            err.print(f"{label}: {done} of {total}, {now - start:.0f} s", highlight=False)
+            err.print(f"{label}: {done:,} of {total:,}, {now - start:.0f} s", highlight=False)
 
     return report
