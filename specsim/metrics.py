@@ -96,5 +96,6 @@ def _row(
 def _spread(table: pd.DataFrame, name: str, quantiles: tuple[str, ...]) -> Iterator[tuple[str, float]]:
     values = table[name].dropna().to_numpy()
     yield f"{name}_mean", float(values.mean()) if len(values) else np.nan
-    for q in quantiles:
-        yield f"{name}_{q}", float(np.quantile(values, QUANTILES[q])) if len(values) else np.nan
+    shares = [QUANTILES[q] for q in quantiles]
+    levels = np.quantile(values, shares).tolist() if len(values) else [np.nan] * len(shares)
+    yield from zip((f"{name}_{q}" for q in quantiles), levels, strict=True)
