@@ -11,7 +11,7 @@ import pandas as pd
 import simpy
 from numpy.typing import NDArray
 
-from specsim.acceptance import Drafter, Tape
+from specsim.acceptance import Drafter
 from specsim.hardware import Profile, step_cost
 from specsim.ledger import Ledger
 from specsim.replica import BLOCK, Limits, Replica
@@ -21,6 +21,9 @@ from specsim.workload import ClosedLoop, OpenLoop, Workload
 
 STEP_COLUMNS = ("replica", "start", "duration", "num_seqs", "num_tokens", "prefill_tokens", "draft_tokens",
                 "kv_tokens", "waiting", "emitted")  # fmt: skip
+
+MOST = {"replicas": 10_000, "max_num_seqs": 1 << 16, "max_num_batched_tokens": 1 << 24, "kv_tokens": 1 << 50}
+"""Bounds of a scenario's numbers: beyond them a run would not fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,11 @@ class Scenario:
     def __post_init__(self) -> None:
         for name in ("replicas", "max_num_seqs", "max_num_batched_tokens", "kv_tokens"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | np.integer) or value < 1):
-                raise SpecsimError(f"scenario: {name}: expected a whole number, 1 or more, got {value!r}")
+            most = MOST[name]
+            if value is not None and not (isinstance(value, int | np.integer) and 1 <= value <= most):
+                raise SpecsimError(
+                    f"scenario: {name}: expected a whole number, 1 or more and at most {most}, got {value!r}"
+                )
         for name, known in (
             ("router", ("round_robin", "least_loaded", "random")),
             ("prefill", ("chunked", "free")),
@@ -103,6 +109,8 @@ def simulate(
 
 class _Run:
     def __init__(self, scenario: Scenario, seed: int, steps: bool, progress: Callable[[int, int], None] | None) -> None:
+        if not isinstance(seed, int | np.integer) or seed < 0:
+            raise SpecsimError(f"seed: expected a whole number, 0 or more, got {seed!r}")
         self.scenario, self.seed, self.steps, self.progress = scenario, seed, steps, progress
         self.drafter = _drafter_in_use(scenario)
         self.tape = self.drafter.tape(seed, scenario.calibrated) if self.drafter else None
@@ -192,15 +200,18 @@ class _Run:
         """Enter requests in the ledger: give each a domain, where it has none, and a place on the tape."""
         n = len(prompt)
         if names == ("",):
-            mix = self.scenario.domains or (self.drafter and dict.fromkeys(self.drafter.domains, 1.0)) or {"all": 1.0}
+            drafter = self.scenario.drafter
+            mix = self.scenario.domains or (drafter and dict.fromkeys(drafter.domains, 1.0)) or {"all": 1.0}
             names = tuple("all" if name == "*" else name for name in mix)
             edges = np.cumsum(np.array(list(mix.values())) / sum(mix.values()))
             codes = np.searchsorted(edges[:-1], self.domain_draws.random(n), side="right")
         self.domains = names
         part, offset = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         draws = self.offsets.random(n)
+        if self.scenario.drafter is not None:  # checked under NoSpec too: a comparison fails as a whole
+            parts = _parts(self.scenario.drafter.domains, names)
         if self.tape is not None:
-            part = _parts(self.tape, names)[codes]
+            part = parts[codes]
             offset = (draws * self.tape.size[part]).astype(np.int64)
         most = self.limits.kv_blocks * BLOCK
         gamma = self.tape.gamma if self.tape else 0
@@ -333,13 +344,13 @@ def _limits(scenario: Scenario, drafter: Drafter | None, gamma: int) -> Limits:
     return Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens, blocks, scenario.prefill == "free")
 
 
-def _parts(tape: Tape, names: tuple[str, ...]) -> NDArray[np.int64]:
-    """The tape's domain for each of the workload's; ``*`` serves any."""
-    known = {name: i for i, name in enumerate(tape.domains)}
+def _parts(domains: tuple[str, ...], names: tuple[str, ...]) -> NDArray[np.int64]:
+    """The number among a trace's ``domains`` that serves each of ``names``; ``*`` serves any."""
+    known = {name: i for i, name in enumerate(domains)}
     for name in names:
         if name not in known and "*" not in known:
             raise SpecsimError(
-                f"domain {name!r}: the trace has no blocks for it, expected one of {', '.join(tape.domains)} "
+                f"domain {name!r}: the trace has no blocks for it, expected one of {', '.join(domains)} "
                 "(--domains gives requests others)"
             )
     return np.array([known.get(name, known.get("*", 0)) for name in names], dtype=np.int64)

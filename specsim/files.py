@@ -26,6 +26,11 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
     path = Path(path)
     temporary: Path | None = None
     try:
+        if path.is_symlink():
+            path = path.resolve()  # the link stays, what it points to is replaced
+        if path.exists() and not path.is_file() and not path.is_dir():
+            write(path)  # a device or a pipe: nothing to rename onto
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise SpecsimError(f"{path}: is a folder, expected a file name to write to")

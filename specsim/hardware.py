@@ -25,7 +25,7 @@ from specsim.types import SpecsimError
 
 SCHEMA = "specsim.profile/1"
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
 Prices = NDArray[np.float64]
 
 
@@ -181,13 +181,18 @@ class Profile(_Part):
     tp: Count = 1
     engine: str | None = None
     kv_tokens: Count | None = None
-    kv_bytes_per_token: Annotated[float, Field(gt=0)] | None = None
+    kv_bytes_per_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_num_tokens: Count | None = None
     verify: Annotated[Table1D | Table2D, Field(discriminator="type")]
     draft: DraftCost | None = None
     host_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     sync_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     provenance: Provenance
+
+    @property
+    def last_tokens(self) -> int:
+        """The largest step that has a price: measured, and no more than the engine takes."""
+        return min(self.verify.range[1], self.max_num_tokens or self.verify.range[1])
 
     def step_seconds(
         self,
@@ -259,8 +264,8 @@ class StepCost:
         )
 
     def _axes(self, num_tokens: int, num_seqs: int, kv_tokens: float) -> list[tuple[str, int, int, int]]:
-        first, last = self.profile.verify.range
-        axes = [("tokens", num_tokens, first, last)]
+        first, _ = self.profile.verify.range
+        axes = [("tokens", num_tokens, first, self.profile.last_tokens)]
         if len(self.kv_tokens) > 1:
             axes.append(("KV tokens", math.ceil(kv_tokens), 0, int(self.kv_tokens[-1])))
         if self.draft_limit:
@@ -291,6 +296,8 @@ def step_cost(
     prices = np.full((len(columns), max_tokens + 2), np.inf)
     for row, (_, seconds) in zip(prices, columns, strict=True):
         row[:-1] = profile.verify.spread(seconds, max_tokens, extrapolate) + profile.host_seconds
+        if not extrapolate:
+            row[profile.last_tokens + 1 :] = np.inf
     return StepCost(
         profile=profile,
         prices=prices,

@@ -28,7 +28,9 @@ from specsim.types import SpecsimError
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (7, 2, 1.5, 2)), (0, (1, 1.2)))
+DASHES: tuple[Any, ...] = (
+    "-", (0, (5, 2)), (0, (7, 2, 1.5, 2)), (0, (1, 1.2)), (0, (9, 2)), (0, (3, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)),
+)  # fmt: skip
 GREY = "#595959"
 RING: dict[str, Any] = {
     "linestyle": "none",

@@ -73,7 +73,7 @@ class Replica:
         self.index, self.env, self.ledger, self.limits = index, env, ledger, limits
         self.cost, self.tape, self.on_finish = cost, tape, on_finish
         self.scheduler = scheduler
-        self.schedule = scheduler.start() if hasattr(scheduler, "start") else scheduler
+        self.schedule = _fresh(scheduler)
         self.steps: list[tuple[float, ...]] | None = [] if record_steps else None
         self.num_steps = self.extrapolated_steps = 0
         self.waiting: deque[int] = deque()
@@ -307,6 +307,14 @@ class Replica:
     def close(self) -> None:
         """The run is over: enter what requests still decoding here have done."""
         self.batch.leave(np.ones(self.batch.n, dtype=bool))
+
+
+def _fresh(scheduler: Any) -> Any:
+    """What to call: what start() returns, or the scheduler itself, which all replicas and runs then share."""
+    try:
+        return scheduler.start() if hasattr(scheduler, "start") else scheduler
+    except Exception as error:
+        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: start: {type(error).__name__}: {error}") from error
 
 
 def _blocks(tokens: Any) -> Any:

@@ -42,6 +42,8 @@ def sweep(
         for p in policies
         for seed in seeds
     ]
+    if jobs == 0 or jobs < -1:
+        raise SpecsimError(f"sweep: jobs: expected -1 (one a core), or 1 or more, got {jobs}")
     labels = [_label(p, base) for p in policies]
     if len(set(labels)) < len(labels):
         twice = next(x for x in labels if labels.count(x) > 1)

@@ -58,6 +58,12 @@ class SLO:
     ttft: float | None = None
     e2e: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("interactivity", "ttft", "e2e"):
+            bound = getattr(self, name)
+            if bound is not None and not 0 < bound < float("inf"):
+                raise SpecsimError(f"SLO: {name}: expected a number above 0, got {bound}")
+
 
 @dataclass(frozen=True)
 class Window:

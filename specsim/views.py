@@ -160,7 +160,9 @@ class TapeView(StepView):
     def _gather(self, values: Array | None) -> Array:
         if values is None:
             raise SpecsimError("its drafter's trace has no confidences")
-        return values.take(self._rows, axis=0)
+        gathered = values.take(self._rows, axis=0)
+        gathered.flags.writeable = False
+        return gathered
 
 
 class TapeOracleView(TapeView):

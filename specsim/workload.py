@@ -259,6 +259,8 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         check_number("ClosedLoop.concurrency", self.concurrency, least=1, whole=True)
+        if self.concurrency > 1_000_000:
+            raise SpecsimError(f"ClosedLoop.concurrency: expected at most 1000000, got {self.concurrency}")
         check_number("ClosedLoop.think_s", self.think_s, least=0)
         if self.measured is not None:
             check_number("ClosedLoop.measured", self.measured, least=1, whole=True)

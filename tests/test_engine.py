@@ -503,7 +503,7 @@ def test_a_budget_smaller_than_a_block():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"replicas": 0}, "scenario: replicas: expected a whole number, 1 or more, got 0"),
+        ({"replicas": 0}, "scenario: replicas: expected a whole number, 1 or more and at most 10000, got 0"),
         ({"max_num_seqs": 1.5}, "scenario: max_num_seqs"),
         ({"kv_tokens": -1}, "scenario: kv_tokens"),
         ({"router": "best"}, "scenario: router: expected round_robin or .*'best'"),

@@ -50,5 +50,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> int:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    if message:
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
     return 2

@@ -60,15 +60,19 @@ def _relative_policy(text: str, folder: Path) -> str:
 def parse_policies(texts: list[str], trace: Path | None, gamma: int | None) -> tuple[Drafter | None, list[Policy]]:
     """The base drafter of ``--trace`` and the policies of ``--scheduler NAME(args)[@TRACE]``.
 
-    A policy on the base drafter carries none of its own, so labels name only the others.
+    A policy on the base drafter carries none of its own, so labels name only the others; ``gamma`` bounds
+    the block length of all of them.
     """
     base = load_drafter(trace, gamma) if trace is not None else None
     drafters: dict[str, Drafter] = {}
     policies = []
     for text in texts:
         name, at, file = text.partition("@")
+        if at and not file:
+            raise SpecsimError(f"scheduler {text!r}: expected a trace after @")
         if at and file not in drafters:
-            drafters[file] = load_drafter(file)
+            other = load_drafter(file)
+            drafters[file] = replace(other, gamma=min(other.gamma, gamma or other.gamma))
         policies.append(Policy(parse_scheduler(name), drafters[file] if at else None))
     return base, policies
 
@@ -97,8 +101,10 @@ def parse_scheduler(text: str) -> Any:
         return found
     try:
         return found(*args, **kwargs)
-    except TypeError as error:
-        raise SpecsimError(f"scheduler {text!r}: {error}") from error
+    except SpecsimError:
+        raise
+    except Exception as error:
+        raise SpecsimError(f"scheduler {text!r}: {type(error).__name__}: {error}") from error
 
 
 def _built_in(name: str) -> Any:
@@ -153,6 +159,8 @@ def parse_numbers(option: str, text: str, whole: bool = False) -> list[float]:
         if not 0 < number < float("inf") or (whole and number != int(number)):
             kind = "whole numbers" if whole else "numbers"
             raise SpecsimError(f"{option}: expected {kind} above 0, separated by commas, got {part.strip()!r}")
+        if number in numbers:
+            raise SpecsimError(f"{option}: {part.strip()} is given twice")
         numbers.append(number)
     return numbers
 
@@ -166,7 +174,7 @@ def parse_domains(text: str) -> dict[str, float]:
             domains[name] = float(weight) if colon else 1.0
         except ValueError:
             raise SpecsimError(f"--domains: {name}: expected a number for its weight, got {weight!r}") from None
-        if not name:
+        if not name or not text.strip():
             raise SpecsimError(f"--domains: expected names with weights such as math:2,code:1, got {text!r}")
     return domains
 
@@ -179,8 +187,8 @@ def parse_workloads(
     arrivals: Path | None,
     rate: str | None,
     num_requests: int | None,
-    prompt_tokens: str,
-    output_tokens: str,
+    prompt_tokens: str | None,
+    output_tokens: str | None,
     think: float,
     forget_domains: bool = False,
 ) -> list[Workload]:
@@ -192,7 +200,20 @@ def parse_workloads(
     given = [name for name, value in kinds.items() if value is not None]
     if len(given) != 1:
         raise SpecsimError(f"workload: expected one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}")
-    prompt, output = parse_lengths(prompt_tokens), parse_lengths(output_tokens)
+    unused = {
+        "--rate": rate is not None and arrivals is None,
+        "--cv": cv != 1 and poisson is None,
+        "--think": think != 0 and closed is None,
+        "--num-requests": num_requests is not None and ramp is not None,
+        "--prompt-tokens": prompt_tokens is not None and arrivals is not None,
+        "--output-tokens": output_tokens is not None and arrivals is not None,
+    }
+    for option, is_unused in unused.items():
+        if is_unused:
+            raise SpecsimError(f"{option}: has no meaning with {given[0]}")
+    if num_requests is not None and num_requests < 1:
+        raise SpecsimError(f"--num-requests: expected 1 or more, got {num_requests}")
+    prompt, output = parse_lengths(prompt_tokens or "512"), parse_lengths(output_tokens or "256")
     if closed is not None:
         users = [int(c) for c in parse_numbers("--closed", closed, whole=True)]
         return [ClosedLoop(c, prompt, output, think, measured=num_requests) for c in users]
@@ -204,7 +225,7 @@ def parse_workloads(
     if ramp is not None:
         parts = parse_numbers("--ramp", ramp.replace(":", ","))
         if len(parts) != 3:
-            raise SpecsimError(f"--ramp: expected START:END:SECONDS such as 1:50:600, got {ramp!r}")
+            raise SpecsimError(f"--ramp: expected START,END,SECONDS such as 1,50,600, got {ramp!r}")
         return [Ramp(parts[0], parts[1], parts[2], prompt, output)]
     assert arrivals is not None
     workload = open_workload(arrivals)

@@ -50,7 +50,8 @@ class Options:
         None
     )
     gamma: Annotated[
-        int | None, _option("--gamma", help="Block length, at most the trace's (default: the trace's).", panel=WHAT)
+        int | None,
+        _option("--gamma", help="Block length; also the most of an @TRACE's (default: the traces' own).", panel=WHAT),
     ] = None
     scheduler: Annotated[
         list[str] | None,
@@ -80,7 +81,7 @@ class Options:
         float, _option("--cv", help="Spread of --poisson's gaps: 1 is Poisson, more is bursty.", panel=LOAD)
     ] = 1.0
     ramp: Annotated[
-        str | None, _option("--ramp", help="Poisson arrivals of changing rate, START:END:SECONDS.", panel=LOAD)
+        str | None, _option("--ramp", help="Poisson arrivals of changing rate, START,END,SECONDS.", panel=LOAD)
     ] = None
     arrivals: Annotated[
         Path | None,
@@ -97,8 +98,12 @@ class Options:
             panel=LOAD,
         ),
     ] = None
-    prompt_tokens: Annotated[str, _option("--prompt-tokens", help="512, or 'lognormal(512, 1.2)'.", panel=LOAD)] = "512"
-    output_tokens: Annotated[str, _option("--output-tokens", help="256, or 'lognormal(256, 1)'.", panel=LOAD)] = "256"
+    prompt_tokens: Annotated[
+        str | None, _option("--prompt-tokens", help="512 (default), or 'lognormal(512, 1.2)'.", panel=LOAD)
+    ] = None
+    output_tokens: Annotated[
+        str | None, _option("--output-tokens", help="256 (default), or 'lognormal(256, 1)'.", panel=LOAD)
+    ] = None
     think: Annotated[
         float, _option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
     ] = 0.0

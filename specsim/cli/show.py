@@ -30,7 +30,15 @@ def console() -> Console:
 
 def table(title: str, columns: list[str], rows: list[list[Any]], caption: str | None = None) -> Table:
     """A plain table: text to the left, numbers to the right."""
-    out = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    # Not narrower than its title, or the title would wrap.
+    out = Table(
+        title=title,
+        min_width=len(title.strip()),
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+    )
     for i, column in enumerate(columns):
         left = all(isinstance(row[i], str) and not _is_number(row[i]) for row in rows)
         out.add_column(column, justify="left" if left else "right", no_wrap=True)
