@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "hw_profiles/dsv4-flash-b300-tp4.json"
 TRACE = ROOT / "traces/qwen3-4b-dspark.json"
 CLOSED = ss.ClosedLoop(256, 512, 256, measured=10_000)
-POISSON = ss.Poisson(13.5, 1000, 512, 256)
+POISSON = ss.Poisson(13, 1000, 512, 256)
 
 
 def scenario(workload: ss.ClosedLoop | ss.Poisson, kv_tokens: int | None = None) -> ss.Scenario:

@@ -380,3 +380,11 @@ def test_extrapolation_does_not_follow_a_curve_that_ends_falling():
     """Its last slope would lead to steps that take no time, or less."""
     profile = table([1, 2, 3], [3.0, 3.0, 1.0])
     assert profile.step_seconds([4, 50], extrapolate=True) == pytest.approx([1.0, 1.0])
+
+
+def test_no_step_beyond_what_the_engine_takes():
+    """max_num_tokens bounds the range, even where more was measured."""
+    profile = make_profile(verify=staircase([1, 8, 64], [1.0, 2.0, 3.0]), max_num_tokens=16)
+    assert profile.step_seconds(16) == pytest.approx(3.0)
+    with pytest.raises(SpecsimError, match=r"17 tokens is outside the measured range 1\.\.16"):
+        profile.step_seconds(17)

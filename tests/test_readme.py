@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import specsim as ss
+
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+BLOCKS = re.findall(r"```(bash|python|json)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 COMMANDS = [
     line
     for kind, text in BLOCKS
@@ -17,6 +19,7 @@ COMMANDS = [
     for line in text.replace("\\\n", " ").splitlines()
     if line.startswith("specsim ")
 ]
+PROFILE = next(text for kind, text in BLOCKS if kind == "json")
 PYTHON = [text for kind, text in BLOCKS if kind == "python"]
 
 
@@ -51,3 +54,9 @@ def test_command(command: str, checkout: Path) -> None:
 @pytest.mark.parametrize("text", PYTHON, ids=lambda t: t.splitlines()[0])
 def test_python(text: str, checkout: Path) -> None:
     run(["-W", "error", "-c", text], checkout)
+
+
+def test_the_profile_of_the_readme_loads(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(PROFILE)
+    assert ss.load_profile(path).name == "mine"

@@ -62,12 +62,13 @@ def simulate(
     --trace traces/qwen3-4b-dspark.json -s 'DSparkAsync(staleness=2)' --closed 64
     """
     _check_outputs(out, json)
+    slo = _slo(slo_ttft, slo_interactivity)
     base, policies, workloads = options.build()
     if len(policies) > 1 or len(workloads) > 1:
         raise SpecsimError("simulate: expected one scheduler and one load; sweep and pareto take several")
     with show.progress("requests simulated") as report:
         result = simulate_once(base.with_policy(policies[0]), seed, steps=steps, progress=report)
-    summary = summarize(result, _slo(slo_ttft, slo_interactivity))
+    summary = summarize(result, slo)
     names = [c for c in summary.columns if c not in ("domain", "steps", "gpus", "extrapolated_steps")]
     rows: list[list[Any]] = [[name, *(_cell(name, v) for v in summary[name])] for name in names]
     title = f"{result.label}, {base.workload.label}, seed {seed}"
