@@ -115,6 +115,9 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
     assert code == 0
     assert "half" in text
     assert " 3 " in text
+    code, text, _ = run("sweep", "--scenario", file, "--poisson", "5")  # another kind of load replaces the file's
+    assert code == 0
+    assert " 5 " in text
     file.write_text(file.read_text() + "speed = 11\n")
     assert "speed" in mistake(run, "sweep", "--scenario", file)
     file.write_text("closed = [")

@@ -21,6 +21,7 @@ WHAT = "What is served"
 LOAD = "Load"
 ENGINE = "Engine"
 RUN = "Run"
+LOADS = ("closed", "poisson", "ramp", "arrivals")
 
 
 def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
@@ -184,11 +185,16 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     ]
     names = {f.name for f in fields(Options)}
 
-    def call(**given: Any) -> None:
+    def call(context: typer.Context, **given: Any) -> None:
+        typed = [k for k in LOADS if str(context.get_parameter_source(k)).endswith("COMMANDLINE")]
+        for name in LOADS if typed else ():
+            if name not in typed:
+                given[name] = None  # a load typed here replaces the scenario file's, of whatever kind
         options = Options(**{k: v for k, v in given.items() if k in names})
         verb(options, **{k: v for k, v in given.items() if k not in names})
 
-    parameters = [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [context, *shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     call.__name__, call.__doc__ = verb.__name__, verb.__doc__

@@ -184,6 +184,8 @@ def _check_outputs(out: Path | None, json: Path | None) -> None:
         check_folder(out)
     if json is not None:
         check_folder(json.parent)
+        if json.is_dir():
+            raise SpecsimError(f"--json: expected a file name, got the folder {json}")
 
 
 def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:
