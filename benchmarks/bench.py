@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "hw_profiles/dsv4-flash-b300-tp4.json"
 TRACE = ROOT / "traces/qwen3-4b-dspark.json"
 CLOSED = ss.ClosedLoop(256, 512, 256, measured=10_000)
-POISSON = ss.Poisson(13, 1000, 512, 256)
+POISSON = ss.Poisson(13, 500, 512, 256)
 
 
 def scenario(workload: ss.ClosedLoop | ss.Poisson, kv_tokens: int | None = None) -> ss.Scenario:
@@ -90,8 +90,8 @@ BENCHMARKS: dict[str, Callable[[], tuple[float, str]]] = {
     "closed_256_greedy": closed_loop,
     "poisson_24_greedy_kv": poisson,
     "closed_256_command": command,
-    "yardstick_bare_24": bare(24, 20_000),
-    "yardstick_bare_256": bare(256, 5_000),
+    "yardstick_bare_24": bare(24, 5_000),
+    "yardstick_bare_256": bare(256, 1_500),
 }
 
 
@@ -101,7 +101,9 @@ def main() -> None:
     repeat = parser.parse_args().repeat
     lines = []
     for name, benchmark in BENCHMARKS.items():
-        values = [benchmark() for _ in range(repeat * (1 if name.startswith("closed") else 4))]  # short ones more often
+        values = [
+            benchmark() for _ in range(repeat * (1 if name.startswith("closed") else 10))
+        ]  # short ones more often
         unit = values[0][1]
         best = (min if unit == "s" else max)(value for value, _ in values)
         print(f"{name:24} {best:>14,.{2 if unit == 's' else 0}f} {unit}", benchmark.__doc__ or "")
