@@ -36,18 +36,20 @@ def sweep(
     seeds = list(seeds)
     if not policies or not workloads or not seeds:
         raise SpecsimError("sweep: expected at least one policy, one workload and one seed")
-    cases = [
-        (replace(base.with_policy(p), workload=w), _label(p, base), seed, slo)
-        for w in workloads
-        for p in policies
-        for seed in seeds
-    ]
     if jobs == 0 or jobs < -1:
         raise SpecsimError(f"sweep: jobs: expected -1 (one a core), or 1 or more, got {jobs}")
-    labels = [_label(p, base) for p in policies]
+    # A policy on the base's drafter goes by its scheduler alone; another drafter is named too.
+    labels = [repr(p if isinstance(p, Policy) else Policy(p)) for p in policies]
     if len(set(labels)) < len(labels):
         twice = next(x for x in labels if labels.count(x) > 1)
         raise SpecsimError(f"sweep: policy {twice} is given twice: labels tell results apart")
+    scenarios = [base.with_policy(p) for p in policies]
+    cases = [
+        (replace(scenario, workload=w), label, seed, slo)
+        for w in workloads
+        for scenario, label in zip(scenarios, labels, strict=True)
+        for seed in seeds
+    ]
     # Few sequences make many steps: the longest runs come first, so that no core is left waiting.
     order = sorted(range(len(cases)), key=lambda i: cases[i][0].workload.load)
     workers = min(joblib.cpu_count() if jobs < 0 else jobs, len(cases))
@@ -65,19 +67,11 @@ def sweep(
     return frame.sort_values(["_rank", "load", "seed"], kind="stable", ignore_index=True).drop(columns="_rank")
 
 
-def _label(policy: Any, base: Scenario) -> str:
-    """A policy on the base's drafter goes by its scheduler alone; another drafter is named too."""
-    chosen = policy if isinstance(policy, Policy) else Policy(policy)
-    return repr(chosen)
-
-
 def _run(scenario: Scenario, label: str, seed: int, slo: SLO | None) -> pd.DataFrame:
-    table = summarize(simulate(scenario, seed), slo)
+    table, workload = summarize(simulate(scenario, seed), slo), scenario.workload
     head = pd.DataFrame(
-        {"policy": label, "workload": scenario.workload.label, "load": scenario.workload.load, "seed": seed},
-        index=table.index,
+        {"policy": label, "workload": workload.label, "load": workload.load, "seed": seed}, index=table.index
     )
-    head["tps_per_request"] = table["throughput"] * table["gpus"] / scenario.workload.load
-    if not scenario.workload.closed:
-        head["tps_per_request"] = float("nan")
+    users = workload.load if workload.closed else float("nan")
+    head["tps_per_request"] = table["throughput"] * table["gpus"] / users
     return pd.concat([head, table], axis=1)

@@ -24,7 +24,7 @@ RUN = "Run"
 LOADS = ("closed", "poisson", "ramp", "arrivals")
 
 
-def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
+def option(*names: str, help: str, panel: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=more.pop("show_default", True), **more)
 
 
@@ -44,19 +44,19 @@ def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
 class Options:
     """What makes a scenario; the fields are the command line's flags."""
 
-    profile: Annotated[Path | None, _option("--profile", help="Hardware profile (hw_profiles/*.json).", panel=WHAT)] = (
+    profile: Annotated[Path | None, option("--profile", help="Hardware profile (hw_profiles/*.json).", panel=WHAT)] = (
         None
     )
-    trace: Annotated[Path | None, _option("--trace", help="Drafter's trace: block trace or synthetic.", panel=WHAT)] = (
+    trace: Annotated[Path | None, option("--trace", help="Drafter's trace: block trace or synthetic.", panel=WHAT)] = (
         None
     )
     gamma: Annotated[
         int | None,
-        _option("--gamma", help="Block length; also the most of an @TRACE's (default: the traces' own).", panel=WHAT),
+        option("--gamma", help="Block length; also the most of an @TRACE's (default: the traces' own).", panel=WHAT),
     ] = None
     scheduler: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--scheduler",
             "-s",
             help="NAME, 'NAME(args)' or file.py:NAME; NAME@TRACE for another drafter. Repeatable.",
@@ -65,69 +65,69 @@ class Options:
     ] = None
     domains: Annotated[
         str | None,
-        _option(
+        option(
             "--domains",
             help="Mix of domains, such as math:1,code:1 (default: those of --arrivals, or the trace's equally).",
             panel=WHAT,
         ),
     ] = None
     raw_confidence: Annotated[
-        bool, _option("--raw-confidence", help="Ignore the trace's calibration temperatures.", panel=WHAT)
+        bool, option("--raw-confidence", help="Ignore the trace's calibration temperatures.", panel=WHAT)
     ] = False
-    closed: Annotated[str | None, _option("--closed", help="Closed loops of so many users: 1,4,16.", panel=LOAD)] = None
+    closed: Annotated[str | None, option("--closed", help="Closed loops of so many users: 1,4,16.", panel=LOAD)] = None
     poisson: Annotated[
-        str | None, _option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)
+        str | None, option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)
     ] = None
     cv: Annotated[
-        float, _option("--cv", help="Spread of --poisson's gaps: 1 is Poisson, more is bursty.", panel=LOAD)
+        float, option("--cv", help="Spread of --poisson's gaps: 1 is Poisson, more is bursty.", panel=LOAD)
     ] = 1.0
     ramp: Annotated[
-        str | None, _option("--ramp", help="Poisson arrivals of changing rate, START,END,SECONDS.", panel=LOAD)
+        str | None, option("--ramp", help="Poisson arrivals of changing rate, START,END,SECONDS.", panel=LOAD)
     ] = None
     arrivals: Annotated[
         Path | None,
-        _option("--arrivals", help="Recorded or fitted arrivals: Azure, BurstGPT, Mooncake, vLLM, ours.", panel=LOAD),
+        option("--arrivals", help="Recorded or fitted arrivals: Azure, BurstGPT, Mooncake, vLLM, ours.", panel=LOAD),
     ] = None
     rate: Annotated[
-        str | None, _option("--rate", help="Scale --arrivals to these mean requests/s: 5,10.", panel=LOAD)
+        str | None, option("--rate", help="Scale --arrivals to these mean requests/s: 5,10.", panel=LOAD)
     ] = None
     num_requests: Annotated[
         int | None,
-        _option(
+        option(
             "--num-requests",
             help="Requests: of an open loop (default 2000, or all), or measured in a closed one.",
             panel=LOAD,
         ),
     ] = None
     prompt_tokens: Annotated[
-        str | None, _option("--prompt-tokens", help="512 (default), or 'lognormal(512, 1.2)'.", panel=LOAD)
+        str | None, option("--prompt-tokens", help="512 (default), or 'lognormal(512, 1.2)'.", panel=LOAD)
     ] = None
     output_tokens: Annotated[
-        str | None, _option("--output-tokens", help="256 (default), or 'lognormal(256, 1)'.", panel=LOAD)
+        str | None, option("--output-tokens", help="256 (default), or 'lognormal(256, 1)'.", panel=LOAD)
     ] = None
     think: Annotated[
-        float, _option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
+        float, option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
     ] = 0.0
-    replicas: Annotated[int, _option("--replicas", help="Engine replicas.", panel=ENGINE)] = 1
-    router: Annotated[str, _option("--router", help="round_robin, least_loaded or random.", panel=ENGINE)] = (
+    replicas: Annotated[int, option("--replicas", help="Engine replicas.", panel=ENGINE)] = 1
+    router: Annotated[str, option("--router", help="round_robin, least_loaded or random.", panel=ENGINE)] = (
         "round_robin"
     )
-    max_num_seqs: Annotated[int, _option("--max-num-seqs", help="Most running requests.", panel=ENGINE)] = 1024
+    max_num_seqs: Annotated[int, option("--max-num-seqs", help="Most running requests.", panel=ENGINE)] = 1024
     max_num_batched_tokens: Annotated[
-        int, _option("--max-num-batched-tokens", help="Most tokens in a step.", panel=ENGINE)
+        int, option("--max-num-batched-tokens", help="Most tokens in a step.", panel=ENGINE)
     ] = 8192
     kv_tokens: Annotated[
-        int | None, _option("--kv-tokens", help="KV cache size (default: the profile's).", panel=ENGINE)
+        int | None, option("--kv-tokens", help="KV cache size (default: the profile's).", panel=ENGINE)
     ] = None
-    prefill: Annotated[str, _option("--prefill", help="chunked, or free (decode-only studies).", panel=ENGINE)] = (
+    prefill: Annotated[str, option("--prefill", help="chunked, or free (decode-only studies).", panel=ENGINE)] = (
         "chunked"
     )
     extrapolate: Annotated[
-        bool, _option("--extrapolate", help="Continue the profile beyond what it measured.", panel=ENGINE)
+        bool, option("--extrapolate", help="Continue the profile beyond what it measured.", panel=ENGINE)
     ] = False
     scenario: Annotated[
         Path | None,
-        _option(
+        option(
             "--scenario",
             help="TOML file with these options by name; flags win, paths are relative to it.",
             panel=RUN,

@@ -12,7 +12,7 @@ import typer
 
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
-from specsim.cli.options import RUN, Options, _option, with_options
+from specsim.cli.options import RUN, Options, option, with_options
 from specsim.engine import simulate as simulate_once
 from specsim.files import check_folder, write_atomic
 from specsim.metrics import summarize
@@ -21,19 +21,19 @@ from specsim.pareto import pareto as make_front
 from specsim.sweep import sweep as run_sweep
 from specsim.types import SLO, SpecsimError
 
-Out = Annotated[Path | None, _option("--out", help="Folder for result files.", panel=RUN)]
-Json = Annotated[Path | None, _option("--json", help="Also write the results as JSON here.", panel=RUN)]
+Out = Annotated[Path | None, option("--out", help="Folder for result files.", panel=RUN)]
+Json = Annotated[Path | None, option("--json", help="Also write the results as JSON here.", panel=RUN)]
 Seeds = Annotated[
-    int, _option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, panel=RUN)
+    int, option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, panel=RUN)
 ]
-Jobs = Annotated[int, _option("--jobs", help="Processes (-1: one a core).", panel=RUN)]
+Jobs = Annotated[int, option("--jobs", help="Processes (-1: one a core).", panel=RUN)]
 Ttft = Annotated[
     float | None,
-    _option("--slo-ttft", help="Goodput counts requests with at most these seconds to the first token.", panel=RUN),
+    option("--slo-ttft", help="Goodput counts requests with at most these seconds to the first token.", panel=RUN),
 ]
 Speed = Annotated[
     float | None,
-    _option("--slo-interactivity", help="Goodput counts requests with at least these tok/s.", panel=RUN),
+    option("--slo-interactivity", help="Goodput counts requests with at least these tok/s.", panel=RUN),
 ]
 
 SHOWN = {
@@ -49,8 +49,8 @@ SHOWN = {
 @with_options
 def simulate(
     options: Options,
-    seed: Annotated[int, _option("--seed", help="Seed of all random streams.", panel=RUN)] = 0,
-    steps: Annotated[bool, _option("--steps", help="With --out: keep the step table too.", panel=RUN)] = False,
+    seed: Annotated[int, option("--seed", help="Seed of all random streams.", panel=RUN)] = 0,
+    steps: Annotated[bool, option("--steps", help="With --out: keep the step table too.", panel=RUN)] = False,
     out: Out = None,
     json: Json = None,
     slo_ttft: Ttft = None,
@@ -116,19 +116,17 @@ def pareto(
     options: Options,
     results: Annotated[
         Path | None,
-        _option("--results", help="Draw the results.parquet of an earlier sweep instead of simulating.", panel=RUN),
+        option("--results", help="Draw the results.parquet of an earlier sweep instead of simulating.", panel=RUN),
     ] = None,
-    sla: Annotated[
-        str, _option("--sla", help="Interactivity floors to read off, tok/s/user.", panel=RUN)
-    ] = "50,80,120",
+    sla: Annotated[str, option("--sla", help="Interactivity floors to read off, tok/s/user.", panel=RUN)] = "50,80,120",
     base: Annotated[
         str | None,
-        _option("--base", help="Policy that gains are over (default: the first).", panel=RUN),
+        option("--base", help="Policy that gains are over (default: the first).", panel=RUN),
     ] = None,
     seeds: Seeds = 3,
     jobs: Jobs = -1,
     out: Out = Path("out"),
-    format: Annotated[str, _option("--format", help="png or svg.", panel=RUN)] = "png",
+    format: Annotated[str, option("--format", help="png or svg.", panel=RUN)] = "png",
     json: Json = None,
     slo_ttft: Ttft = None,
     slo_interactivity: Speed = None,
