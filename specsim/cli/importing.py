@@ -1,0 +1,97 @@
+"""trace import: others' evidence of acceptance as a trace of ours."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from specsim.acceptance import Synthetic
+from specsim.blocktrace import Trace, write_trace
+from specsim.cli import show
+from specsim.files import write_json
+from specsim.importers.acceptance import FORMATS, load_acceptance
+from specsim.types import Floats, SpecsimError
+
+
+def import_trace(
+    file: Annotated[Path, typer.Argument(help="Counters, log, published rates or recorded rounds.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the trace goes: JSON if synthetic, else parquet.")],
+    format: Annotated[str, typer.Option("--format", help=f"auto (by content), {', '.join(FORMATS)}.")] = "auto",
+    select: Annotated[
+        str | None, typer.Option("--select", help="Which of several drafters (rates) or model names (counters).")
+    ] = None,
+    gamma: Annotated[
+        int | None, typer.Option("--gamma", help="Draft block length, where the file does not say or has several.")
+    ] = None,
+    before: Annotated[
+        Path | None, typer.Option("--before", help="Earlier scrape of the counters: import what came after it.")
+    ] = None,
+    fixed_length: Annotated[
+        bool, typer.Option("--fixed-length", help="All drafts had gamma tokens, all verified: no lower bounds.")
+    ] = False,
+    drafter: Annotated[str | None, typer.Option("--drafter", help="Name of the drafter, for the trace.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Name of the target, for the trace.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")] = None,
+) -> None:
+    """Import a drafter's acceptance as others measured it, for --trace.
+
+    Reads the speculative-decoding counters of vLLM or llama.cpp (Prometheus text), vLLM's "SpecDecoding metrics"
+    log lines and bench results, JSON of acceptance by position, DeepSpec's metrics.json and llama.cpp's timings
+    (synthetic traces); Spec-Bench accept lengths and SGLang's step records (sequential ones). The trace's notes
+    say what the file leaves open.
+
+    Example: specsim trace import metrics.txt --before metrics-at-start.txt --fixed-length --out mine.json
+    """
+    for path in (file, before):
+        if path is not None and out.resolve() == path.resolve():
+            raise SpecsimError(f"--out: {out}: expected another file than the one to import")
+    answers = {"select": select, "gamma": gamma, "before": before, "drafter": drafter, "target": target}
+    flags = ["--fixed-length"] * fixed_length + ([] if format == "auto" else ["--format", format])
+    flags += [word for name, value in answers.items() if value is not None for word in (f"--{name}", str(value))]
+    command = shlex.join(["specsim", "trace", "import", str(file), *flags, "--out", str(out)])
+    trace = load_acceptance(
+        file, format, select=select, gamma=gamma, before=before, fixed_length=fixed_length,
+        drafter=drafter, target=target, command=command,
+    )  # fmt: skip
+    if isinstance(trace, Synthetic):
+        write_json(out, trace)
+        notes = trace.provenance.notes
+    else:
+        write_trace(trace, out)
+        notes = trace.meta.notes
+    data = _summary(trace)
+    rows = [[d["domain"], d["rows"], d["tau"], *d["conditional"]] for d in data["domains"]]
+    heads = ["domain", "cycles", "tau", *map(str, range(1, trace.gamma + 1))]
+    title = f"{data['drafter']} for {data['target']}: {data['kind']}, conditional acceptance by position"
+    console = show.console()
+    console.print(show.table(title, heads, rows))
+    console.print(f"Notes: {notes}\nWrote {out}", soft_wrap=True)
+    if json is not None:
+        show.write_json_file(json, data | {"notes": notes})
+
+
+def _summary(trace: Synthetic | Trace) -> dict[str, Any]:
+    """What the imported trace says, by domain: cycles (None: not told), tau, conditional acceptance [γ]."""
+    parts: dict[str, tuple[int | None, Floats]] = {}
+    if isinstance(trace, Synthetic):
+        for name, domain in trace.domains.items():
+            parts[name] = (None, np.cumprod([1.0, *domain.conditional_acceptance]))
+    else:
+        rows_of = {name: trace.domain == d for d, name in enumerate(trace.domains)}
+        if len(rows_of) > 1:
+            rows_of["all"] = np.ones(len(trace), dtype=bool)
+        for name, chosen in rows_of.items():
+            accepted = trace.accepted[chosen]
+            parts[name] = (len(accepted), np.array([(accepted >= k).mean() for k in range(trace.gamma + 1)]))
+    meta = trace if isinstance(trace, Synthetic) else trace.meta
+    domains = []
+    for name, (rows, reach) in parts.items():
+        ratio = np.divide(reach[1:], reach[:-1], out=np.full(trace.gamma, np.nan), where=reach[:-1] > 0)
+        domains.append({"domain": name, "rows": rows, "tau": float(reach.sum()), "conditional": ratio.tolist()})
+    return {
+        "drafter": meta.drafter, "target": meta.target, "kind": meta.kind, "gamma": trace.gamma, "domains": domains,
+    }  # fmt: skip
