@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -19,12 +19,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from specsim.calibration import apply_sts
 from specsim.files import first_error, write_atomic
 from specsim.types import SpecsimError
 
 SCHEMA = "specsim.trace/1"
 _REQUIRED = ("request_id", "domain", "position", "confidence", "accepted", "proposed")
 _OPTIONAL = ("draft_prob", "accept_rate", "prompt_tokens", "output_tokens")
+_LISTS = ("confidence", "draft_prob", "accept_rate")
+
+ListType = Literal["float32", "float16"]
+"""What the numbers of a trace file's lists may be stored as; in memory they are float32."""
 
 
 class TraceMeta(BaseModel):
@@ -80,6 +85,23 @@ class Trace:
     def gamma(self) -> int:
         """Block length."""
         return self.meta.gamma
+
+    def responses(self) -> NDArray[np.int64]:
+        """Which response each row belongs to, int64 [n], counted from 0 in the order of the rows."""
+        new = (np.diff(self.request_id) != 0) | (np.diff(self.domain) != 0)
+        return np.concatenate([[0], np.cumsum(new)]).astype(np.int64)
+
+    def confidences(self, calibrated: bool = True) -> NDArray[np.float32] | None:
+        """c_k float32 [n, γ], NaN where no token was proposed; None where the drafter gives none.
+
+        ``calibrated`` applies the trace's temperatures, where it has them.
+        """
+        if self.confidence is None:
+            return None
+        confidence = self.confidence
+        if calibrated and self.meta.sts is not None:
+            confidence = apply_sts(confidence, np.array(self.meta.sts)).astype(np.float32)
+        return np.where(np.arange(self.gamma) < self.proposed[:, None], confidence, np.float32(np.nan))
 
 
 def make_trace(meta: TraceMeta, columns: Mapping[str, Any], where: str = "block trace") -> Trace:
@@ -177,15 +199,31 @@ def read_trace(path: str | Path) -> Trace:
     return make_trace(meta, columns, str(path))
 
 
-def write_trace(trace: Trace, path: str | Path) -> Path:
-    """Write a block trace as parquet (zstd), whole or not at all."""
+def write_trace(trace: Trace, path: str | Path, dtype: ListType | Mapping[str, ListType] = "float32") -> Path:
+    """Write a block trace as parquet, whole or not at all; return the path.
+
+    ``dtype`` is what the lists are stored as, all of them or by name (float32 where it names none). "float16"
+    halves a list, and moves a probability by less than 0.0005; none that lies between 0 and 1 becomes either
+    of them, since temperatures could not move it then. Above 0.9995 that leaves one value: of 120,000 blocks
+    with 5 % of their confidences there, no ECE moved by more than 0.0005 and no AUC by more than 0.0001; with
+    60 % there, by 0.04 and 0.03. Keep the confidences of a head as sure as that in float32.
+
+    Raises SpecsimError for another ``dtype`` or list, or a path that cannot be written.
+    """
+    kinds: dict[str, str] = dict.fromkeys(_LISTS, "float32")
+    kinds |= dict.fromkeys(_LISTS, dtype) if isinstance(dtype, str) else dtype
+    for name, kind in kinds.items():
+        if name not in _LISTS or kind not in get_args(ListType):
+            raise SpecsimError(
+                f"dtype: {name}: {kind!r}, expected {' or '.join(get_args(ListType))} of {', '.join(_LISTS)}"
+            )
     n, gamma = len(trace), trace.meta.gamma
 
-    def block(values: NDArray[np.float32] | None) -> pa.Array:
-        kind = pa.list_(pa.float32(), gamma)
+    def block(name: str) -> pa.Array:
+        values = getattr(trace, name)
         if values is None:
-            return pa.nulls(n, kind)
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.astype(np.float32).ravel()), gamma)
+            return pa.nulls(n, pa.list_(pa.type_for_alias(kinds[name]), gamma))
+        return pa.FixedSizeListArray.from_arrays(pa.array(_stored(values, kinds[name]).ravel()), gamma)
 
     def words(codes: NDArray[np.int64], names: tuple[str, ...]) -> pa.Array:
         return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names, pa.string()))
@@ -194,19 +232,47 @@ def write_trace(trace: Trace, path: str | Path) -> Path:
         "request_id": words(trace.request_id, trace.request_ids),
         "domain": words(trace.domain, trace.domains),
         "position": pa.array(trace.position, pa.int32()),
-        "confidence": block(trace.confidence),
+        "confidence": block("confidence"),
         "accepted": pa.array(trace.accepted, pa.int8()),
         "proposed": pa.array(trace.proposed, pa.int8()),
     }
     for name in ("draft_prob", "accept_rate"):
-        if (values := getattr(trace, name)) is not None:
-            columns[name] = block(values)
+        if getattr(trace, name) is not None:
+            columns[name] = block(name)
     for name in ("prompt_tokens", "output_tokens"):
         if (values := getattr(trace, name)) is not None:
             columns[name] = pa.array(values, pa.int32())
     meta = trace.meta.model_dump(mode="json", by_alias=True)
     table = pa.table(columns).replace_schema_metadata({"specsim": json.dumps(meta, sort_keys=True)})
-    return write_atomic(path, lambda p: pq.write_table(table, p, compression="zstd"))
+    # 120,000 rows of γ = 7 with confidence and accept_rate: 5.8 MB at the defaults, 4.3 MB so, 2.0 MB in float16.
+    # Probabilities hardly repeat: a dictionary of them costs more than it saves, and their exponents, split off
+    # from the noise of the mantissas, are what can be compressed. Positions of a response differ by one.
+    split = {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _LISTS if name in columns}
+    options: dict[str, Any] = {
+        "compression": "zstd",
+        "compression_level": 9,
+        "use_dictionary": [name for name in columns if name not in (*_LISTS, "position")],
+        "column_encoding": {**split, "position": "DELTA_BINARY_PACKED"},
+    }
+    return write_atomic(path, lambda p: pq.write_table(table, p, **options))
+
+
+def lossless_dtypes(trace: Trace) -> dict[str, ListType]:
+    """The smallest type that keeps every digit of each list: float16 for what was read from float16."""
+    types: dict[str, ListType] = {}
+    for name in _LISTS:
+        if (values := getattr(trace, name)) is not None:
+            same = np.array_equal(_stored(values, "float16").astype(np.float32), values, equal_nan=True)
+            types[name] = "float16" if same else "float32"
+    return types
+
+
+def _stored(values: NDArray[np.float32], kind: str) -> NDArray[np.floating]:
+    if kind == "float32":
+        return values.astype(np.float32)
+    low, high = np.finfo(np.float16).smallest_subnormal, np.nextafter(np.float16(1), np.float16(0))
+    half = values.astype(np.float16)
+    return np.where((values > 0) & (values < 1), np.clip(half, low, high), half)
 
 
 def _check_names(where: str, columns: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ class Result:
     label: str
 
 
-STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing", "blocks")
+STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing", "blocks", "split")
 
 
 def stream(seed: int, name: str) -> np.random.Generator:

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import make_blocks
 
-from specsim.blocktrace import Trace, TraceMeta, make_trace, read_trace, write_trace
+from specsim.blocktrace import Trace, TraceMeta, lossless_dtypes, make_trace, read_trace, write_trace
+from specsim.calibration import apply_sts, calibration_report
 from specsim.types import SpecsimError
 
 ARRAYS = ("position", "confidence", "accepted", "proposed", "draft_prob", "accept_rate", "prompt_tokens",
@@ -127,6 +128,105 @@ def test_half_precision_and_plain_strings_are_read(tmp_path):
 def test_a_folder_name_with_an_equals_sign_adds_no_column(tmp_path):
     path = write_trace(full(), tmp_path / "gamma=2" / "t.parquet")
     assert_same(read_trace(path), full())
+
+
+def test_rows_know_their_response():
+    trace = make_blocks([0] * 6, 1, domain=list("xxxyyy"), request_id=list("aabbcc"), position=[0, 1, 0, 0, 0, 1])
+    # "b" of x and "b" of y are two responses.
+    assert trace.responses().tolist() == [0, 0, 1, 2, 3, 3]
+
+
+def test_confidences_are_calibrated_and_nan_where_nothing_was_proposed():
+    confidence = np.full((2, 2), 0.8)
+    trace = make_blocks([0, 1], 2, proposed=[1, 2], confidence=confidence, sts=(2.0, 0.5))
+    # logit(0.8) = ln 4; halved it is ln 2, doubled ln 16.
+    np.testing.assert_allclose(trace.confidences(), [[2 / 3, np.nan], [2 / 3, 16 / 17]], rtol=1e-6)
+    np.testing.assert_allclose(trace.confidences(calibrated=False), [[0.8, np.nan], [0.8, 0.8]], rtol=1e-6)
+    assert trace.confidences().dtype == np.float32
+    assert make_blocks([0, 1], 2, confidence=None, sts=(1.0, 1.0)).confidences() is None
+
+
+# Half precision
+
+
+def sure_head(rows: int = 6000, gamma: int = 3) -> Trace:
+    """A head that is often very sure: half of its confidences lie above 0.97, a tenth above 0.999."""
+    rng = np.random.default_rng(11)
+    logit = rng.normal(3.5, 2.6, (rows, gamma))
+    confidence = 1 / (1 + np.exp(-logit))
+    accepted = (np.cumprod(apply_sts(confidence, [2.0] * gamma), axis=1) > rng.random((rows, 1))).sum(axis=1)
+    return make_blocks(accepted.tolist(), gamma, confidence=confidence.astype(np.float32))
+
+
+def test_float16_keeps_all_but_the_last_digits_of_the_lists(tmp_path):
+    trace = full()
+    path = write_trace(trace, tmp_path / "t.parquet", dtype="float16")
+    schema = pq.read_schema(path)
+    for name in ("confidence", "draft_prob", "accept_rate"):
+        assert schema.field(name).type == pa.list_(pa.float16(), 2), name
+    again = read_trace(path)
+    for name in ("confidence", "draft_prob", "accept_rate"):
+        assert getattr(again, name).dtype == np.float32
+        np.testing.assert_allclose(getattr(again, name), getattr(trace, name), rtol=0, atol=2**-12)
+    lists = {name: getattr(trace, name) for name in ("confidence", "draft_prob", "accept_rate")}
+    assert_same(replace(again, **lists), trace)
+
+
+def test_float16_makes_nothing_certain_that_was_not(tmp_path):
+    confidence = np.array([[1e-12, 0.999999], [0.0, 1.0], [np.nextafter(np.float32(1), np.float32(0)), 1e-30]])
+    trace = make_blocks([0, 1, 2], 2, confidence=confidence.astype(np.float32))
+    again = read_trace(write_trace(trace, tmp_path / "t.parquet", dtype="float16")).confidence
+    assert again[1].tolist() == [0.0, 1.0]
+    others = again[[0, 2]]
+    assert ((others > 0) & (others < 1)).all()
+    assert np.abs(again - confidence).max() < 0.0005
+
+
+def test_float16_moves_no_figure(tmp_path):
+    trace = sure_head()
+    half = read_trace(write_trace(trace, tmp_path / "t.parquet", dtype="float16"))
+    assert (half.accepted == trace.accepted).all()  # and τ with it
+    for temperatures in ([1.0] * 3, [2.0] * 3):
+        before, after = (
+            calibration_report(apply_sts(t.confidence, temperatures), t.accepted)[["ece", "auc", "predicted"]]
+            for t in (trace, half)
+        )
+        assert np.abs(before - after).to_numpy().max() < 0.0015
+
+
+def test_an_ngram_trace_in_float16_has_no_confidence(tmp_path):
+    trace = make_blocks([0, 1, 2, 0], 3, confidence=None)
+    path = write_trace(trace, tmp_path / "t.parquet", dtype="float16")
+    assert_same(read_trace(path), trace)
+    assert pq.read_schema(path).field("confidence").type == pa.list_(pa.float16(), 3)
+
+
+def test_lists_may_differ_in_type_and_are_told_to_lose_nothing(tmp_path):
+    trace = full()
+    assert set(lossless_dtypes(trace).values()) == {"float32"}
+    types = {"draft_prob": "float16", "accept_rate": "float16"}
+    path = write_trace(trace, tmp_path / "t.parquet", dtype=types)
+    assert pq.read_schema(path).field("draft_prob").type == pa.list_(pa.float16(), 2)
+    mixed = read_trace(path)
+    assert (mixed.confidence == trace.confidence).all()
+    assert lossless_dtypes(mixed) == {"confidence": "float32", **types}
+    again = write_trace(mixed, tmp_path / "again.parquet", dtype=lossless_dtypes(mixed))
+    assert again.read_bytes() == path.read_bytes()
+    assert lossless_dtypes(make_blocks([0, 1], 2, confidence=None)) == {}
+
+
+def test_files_are_small(tmp_path):
+    trace = sure_head(30_000, 7)
+    size = {dtype: write_trace(trace, tmp_path / dtype, dtype=dtype).stat().st_size for dtype in ("float32", "float16")}
+    assert size["float32"] < 0.80 * trace.confidence.nbytes
+    assert size["float16"] < 0.40 * trace.confidence.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["int8", {"confidence": "float64"}, {"accepted": "float16"}])
+def test_another_type_is_refused(tmp_path, dtype):
+    with pytest.raises(SpecsimError, match="expected float32 or float16 of confidence, draft_prob, accept_rate"):
+        write_trace(full(), tmp_path / "t.parquet", dtype=dtype)
+    assert list(tmp_path.iterdir()) == []
 
 
 # A wrong file

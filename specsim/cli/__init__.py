@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specsim.cli import look, run
+from specsim.cli import importing, look, run, traces
 from specsim.types import SpecsimError
 
 app = typer.Typer(
@@ -20,8 +20,11 @@ app = typer.Typer(
 app.command()(run.simulate)
 app.command()(run.sweep)
 app.command()(run.pareto)
+app.command()(traces.calibrate)
 trace = typer.Typer(no_args_is_help=True, help="Look into arrivals and drafters' traces.")
 trace.command("inspect")(look.inspect)
+trace.command("compare")(traces.compare)
+trace.command("import")(importing.import_trace)
 app.add_typer(trace, name="trace")
 profile = typer.Typer(no_args_is_help=True, help="Look into hardware profiles.")
 profile.command("show")(look.profile_show)
