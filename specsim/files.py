@@ -61,6 +61,15 @@ def check_folder(folder: str | Path) -> Path:
     return folder
 
 
+def check_output(option: str, path: Path | None) -> None:
+    """See that a file can be written to ``path``, which ``option`` gave: before the work, not after it."""
+    if path is None:
+        return
+    check_folder(path.parent)
+    if path.is_dir():
+        raise SpecsimError(f"{option}: expected a file name, got the folder {path}")
+
+
 def write_text(path: str | Path, text: str) -> Path:
     """Write ``text`` to ``path`` atomically, with UTF-8 and Unix line ends."""
     return write_atomic(path, lambda p: p.write_text(text, encoding="utf-8", newline="\n"))

@@ -13,7 +13,7 @@ from specsim.acceptance import Synthetic
 from specsim.blocktrace import Trace, TraceMeta, lossless_dtypes, read_trace, write_trace
 from specsim.calibration import reliability_table
 from specsim.cli import show
-from specsim.files import check_folder, read_json, read_start, write_atomic
+from specsim.files import check_folder, check_output, read_json, read_start, write_atomic
 from specsim.trace_calibration import Calibrated
 from specsim.trace_calibration import calibrate as fit
 from specsim.trace_stats import (
@@ -60,7 +60,7 @@ def calibrate(
     Example: specsim calibrate recorded.parquet --out calibrated.parquet --picture reliability.png
     """
     for name, path in {"--out": out, "--picture": picture, "--json": json}.items():
-        _check_output(name, path)
+        check_output(name, path)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise SpecsimError(f"--picture: {picture}: expected a name that ends in .png or .svg")
     source = _read(trace)
@@ -117,10 +117,14 @@ def compare(
     levels = _thresholds(thresholds)
     if out is not None:
         check_folder(out)
-    _check_output("--json", json)
+    check_output("--json", json)
     drafters = _labelled(traces)
     tables = _measure(drafters, levels, not raw_confidence)
-    for table in (_tau(drafters, tables["tau"]), _tau_by_gamma(tables["tau"]), _conditional(tables["acceptance"])):
+    for table in (
+        tau_summary(drafters, tables["tau"]),
+        _tau_by_gamma(tables["tau"]),
+        conditional_summary(tables["acceptance"]),
+    ):
         show.console().print(table)
     if tables["calibration"]:
         show.console().print(_judged(drafters, tables["calibration"], raw_confidence))
@@ -206,7 +210,8 @@ def _domains(parts: dict[str, pd.DataFrame]) -> list[str]:
     return [*names, "all"] if len(names) > 1 else names
 
 
-def _tau(drafters: dict[str, Trace], parts: dict[str, pd.DataFrame]) -> Any:
+def tau_summary(drafters: dict[str, Trace], parts: dict[str, pd.DataFrame]) -> Any:
+    """A printable table of τ by domain, of traces and their ``tau_table`` by label."""
     domains = _domains(parts)
     rows: list[list[Any]] = []
     for label, table in parts.items():
@@ -228,7 +233,8 @@ def _tau_by_gamma(parts: dict[str, pd.DataFrame]) -> Any:
     return show.table("τ of blocks cut to γ tokens, all domains", ["drafter", *map(str, range(1, most + 1))], rows)
 
 
-def _conditional(parts: dict[str, pd.DataFrame]) -> Any:
+def conditional_summary(parts: dict[str, pd.DataFrame]) -> Any:
+    """A printable table of conditional acceptance by domain and position, of ``acceptance_table`` by label."""
     most = max(int(table["position"].max()) for table in parts.values())
     rows = []
     for domain in _domains(parts):
@@ -294,12 +300,3 @@ def _read(path: Path, synthetic: bool = False) -> Trace:
     if not synthetic:
         raise SpecsimError(f"{path}: expected a block trace (parquet), got JSON")
     return sample(read_json(path, Synthetic))
-
-
-def _check_output(option: str, path: Path | None) -> None:
-    """See that a file can be written to ``path``: before the work, not after it."""
-    if path is None:
-        return
-    check_folder(path.parent)
-    if path.is_dir():
-        raise SpecsimError(f"{option}: expected a file name, got the folder {path}")

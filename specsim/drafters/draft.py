@@ -1,0 +1,127 @@
+"""One way to ask any drafter: read what the target has seen, start blocks after anchors, draft.
+
+A drafter has ``gamma``, ``target_layers`` (the target layers it reads, maybe none), ``vocabulary`` (the
+tokens it can propose, None: all) and three methods: ``context`` makes an empty memory, ``read`` takes
+tokens and the target's states into it, ``block`` starts blocks after anchors, whose ``next`` gives
+the logits of one position after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Blocks(Protocol):
+    """Blocks in the making."""
+
+    def next(self, before: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits [S, A, V'] of the next position after tokens ``before`` int[S, A], and confidence logits [S, A]."""
+        ...
+
+
+class Drafter(Protocol):
+    """What every drafter is to its callers."""
+
+    gamma: int
+    target_layers: tuple[int, ...]
+    vocabulary: Tensor | None
+
+    def context(self, rows: int, size: int) -> Any:
+        """An empty memory of ``rows`` sequences of up to ``size`` tokens."""
+        ...
+
+    def read(self, context: Any, tokens: Tensor, hidden: Tensor | None, slots: Tensor) -> None:
+        """Take in ``tokens`` int[S, n + 1], and ``hidden`` [S, n, m, d] of the first n, at ``slots`` [S, n]."""
+        ...
+
+    def block(self, context: Any, anchors: Tensor, positions: Tensor) -> Blocks:
+        """Start blocks after ``anchors`` int[S, A] at ``positions`` [S, A], blind to what stands after them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Drafted blocks. ``tokens`` int[S, A, γ] of the target's vocabulary; ``draft_prob`` [S, A, γ] of each of them;
+    ``q`` are the γ distributions [S, A, V'] they were drawn from; ``confidence`` [S, A, γ] in 0..1 or None;
+    ``proposed`` int[S, A] tokens proposed (a lookup may find fewer than γ).
+    """
+
+    tokens: Tensor
+    draft_prob: Tensor
+    q: list[Tensor]
+    confidence: Tensor | None
+    proposed: Tensor
+
+
+Choose = Callable[[int, Tensor], Tensor]
+"""Picks a token of the draft vocabulary int[S, A] at position k (0-based) from its probabilities [S, A, V']."""
+
+
+@torch.inference_mode()
+def draft(
+    drafter: Drafter, context: Any, anchors: Tensor, positions: Tensor, temperature: float, choose: Choose
+) -> Draft:
+    """Draft γ tokens after each of ``anchors`` int[S, A] at ``positions`` [S, A], many at once.
+
+    ``choose`` draws each token from the drafter's distribution at ``temperature``: :func:`sampler`
+    freely, the recorder coupled to what the target said.
+    """
+    blocks = drafter.block(context, anchors, positions)
+    before = anchors
+    tokens, distributions, probs, confidences = [], [], [], []
+    for k in range(drafter.gamma):
+        logits, confidence = blocks.next(before)
+        q = probabilities(logits, temperature)
+        chosen = choose(k, q)
+        distributions.append(q)
+        probs.append(q.gather(-1, chosen[..., None])[..., 0])
+        before = chosen if drafter.vocabulary is None else drafter.vocabulary[chosen]
+        tokens.append(before)
+        confidences.append(None if confidence is None else confidence.float().sigmoid())
+    draft_prob = torch.stack(probs, -1)
+    heads = [c for c in confidences if c is not None]
+    return Draft(
+        tokens=torch.stack(tokens, -1),
+        draft_prob=draft_prob,
+        q=distributions,
+        confidence=torch.stack(heads, -1) if heads else None,
+        proposed=(draft_prob > 0).cumprod(-1).sum(-1),
+    )
+
+
+def probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / T), float32; one-hot at T = 0; all zero where nothing is proposed (logits all -inf)."""
+    wide = logits.float()
+    if temperature == 0:
+        best = wide.argmax(-1, keepdim=True)
+        q = torch.zeros_like(wide).scatter_(-1, best, 1.0)
+    else:
+        q = (wide / temperature).softmax(-1)
+    return torch.where(wide.amax(-1, keepdim=True).isfinite(), q, 0.0)
+
+
+def over_target(q: Tensor, vocabulary: Tensor | None, vocab_size: int) -> Tensor:
+    """Probabilities ``q`` [.., V'] of the draft ``vocabulary`` as [.., V] of the target's."""
+    if vocabulary is None:
+        return q
+    full = q.new_zeros(*q.shape[:-1], vocab_size)
+    full[..., vocabulary] = q
+    return full
+
+
+def pick(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw an index int[..] in proportion to ``weights`` [.., n]; index 0 where all are zero."""
+    flat = weights.flatten(0, -2)
+    empty = flat.sum(-1, keepdim=True) <= 0
+    drawn = torch.multinomial(torch.where(empty, 1.0, flat), 1, generator=generator)
+    return drawn.masked_fill_(empty, 0).view(weights.shape[:-1])
+
+
+def sampler(generator: torch.Generator) -> Choose:
+    """Draw freely from the drafter's distribution."""
+    return lambda _, q: pick(q, generator)

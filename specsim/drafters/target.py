@@ -1,0 +1,241 @@
+"""The target: a Hugging Face causal language model with a KV cache that speculation can roll back.
+
+Any ``transformers`` causal LM works: a model folder, or a GGUF file (or a folder with one in it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from specsim.types import SpecsimError
+
+ATTENTION = "specsim"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A causal LM: ``model`` (transformers, in eval mode), ``tokenizer`` (None if the folder has none), ``name``."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.model.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.model.config.num_hidden_layers)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.vocab_size)
+
+    @property
+    def embedding(self) -> Tensor:
+        """Token embeddings [V, d]."""
+        return self.model.get_input_embeddings().weight.detach()
+
+    @property
+    def head(self) -> Tensor:
+        """The LM head [V, d]."""
+        return self.model.get_output_embeddings().weight.detach()
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a response."""
+        ends = self.model.generation_config.eos_token_id
+        if ends is None:
+            ends = self.model.config.eos_token_id
+        return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        layers: Sequence[int] = (),
+        *,
+        positions: Tensor | None = None,
+        slots: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run ``tokens`` int[R, n] after what ``cache`` holds of each row.
+
+        Returns the final hidden states [R, n, d] (normed: times ``head`` they are logits) and those
+        after each of ``layers`` [R, n, m, d] (0-based; the last layer's are the final ones), None
+        without layers. Which of the n tokens count is up to the caller: ``cache.keep``. By default
+        tokens follow one another; ``positions`` [R, n], cache ``slots`` [R, n] and ``mask`` bool[R, n,
+        slots up to the highest] may say otherwise.
+        """
+        if cache is None:
+            cache = KVCache(self, len(tokens), tokens.shape[1])
+        if slots is None:
+            slots = cache.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        cache.open(slots)
+        if mask is None:
+            mask = torch.arange(cache.top, device=tokens.device) <= slots[..., None]
+        out = self.model.base_model(
+            input_ids=tokens,
+            position_ids=slots if positions is None else positions,
+            attention_mask=mask[:, None],
+            cache=cache,
+            use_cache=True,
+            output_hidden_states=bool(layers),
+        )
+        if not layers:
+            return out.last_hidden_state, None
+        return out.last_hidden_state, torch.stack([out.hidden_states[i + 1] for i in layers], dim=2)
+
+
+class KVCache:
+    """Keys and values of R sequences, each with its own length: what is rejected is overwritten.
+
+    A forward of n tokens writes row r's slots lengths[r] .. lengths[r] + n - 1; ``keep`` then says how
+    many of them count. This is the interface that transformers asks of a cache (``update``).
+    """
+
+    def __init__(self, target: Target, rows: int, size: int) -> None:
+        config = target.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (2, target.num_layers, rows, heads, size, width)
+        self.store = torch.zeros(shape, dtype=target.embedding.dtype, device=target.device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=target.device)
+        self.top = 0
+
+    def open(self, slots: Tensor) -> None:
+        """Aim the next forward's writes at ``slots`` [R, n]."""
+        self.top = int(slots.max()) + 1
+        rows, heads = (torch.arange(self.store.shape[i], device=slots.device) for i in (2, 3))
+        self.where = (rows[:, None, None], heads[None, :, None], slots[:, None, :])
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write one layer's keys and values [R, heads, n, width]; return all up to the longest row."""
+        both = self.store[:, layer]
+        both[0][self.where] = keys
+        both[1][self.where] = values
+        return both[0, :, :, : self.top], both[1, :, :, : self.top]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Slots in use by the longest row."""
+        return int(self.lengths.max())
+
+    def keep(self, counts: Tensor) -> None:
+        """Let ``counts`` [R] of the tokens last written count; the next ones overwrite the rest."""
+        self.lengths = self.lengths + counts
+
+    def widened(self, slots: int) -> KVCache:
+        """A copy with ``slots`` more behind the last."""
+        copy = object.__new__(KVCache)
+        copy.lengths, copy.top = self.lengths.clone(), self.top
+        copy.store = torch.nn.functional.pad(self.store, (0, 0, 0, slots))
+        return copy
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only ``rows``."""
+        self.store = self.store[:, :, rows]
+        self.lengths = self.lengths[rows]
+
+
+def grouped_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attend with grouped heads without repeating keys and values, as transformers' attention interface asks.
+
+    ``query`` [R, heads, n, width], ``key`` and ``value`` [R, groups, S, width], ``attention_mask``
+    bool [R, 1, n, S].
+    """
+    rows, heads, n, width = query.shape
+    groups = key.shape[1]
+    packed = query.reshape(rows, groups, heads // groups * n, width)
+    mask = None if attention_mask is None else attention_mask.repeat(1, 1, heads // groups, 1)
+    out = scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=kwargs.get("scaling"))
+    return out.view(rows, heads, n, width).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, grouped_attention)
+
+
+def load_target(path: str | Path, dtype: str = "auto", device: str = "auto") -> Target:
+    """Load a causal LM from a Hugging Face folder or a GGUF file.
+
+    ``dtype`` float32, bfloat16 or auto: bfloat16 where the device multiplies it natively. Raises
+    SpecsimError naming the path if there is no such model or it cannot be read.
+    """
+    path = Path(path)
+    folder, gguf = (path.parent, path.name) if path.suffix == ".gguf" else (path, None)
+    if gguf is None and path.is_dir() and not (path / "config.json").exists():
+        found = sorted(path.rglob("*.gguf"))
+        if len(found) == 1:
+            folder, gguf = found[0].parent, found[0].name
+    if not (path.exists() and (gguf or (folder / "config.json").is_file())):
+        raise SpecsimError(f"{path}: expected a Hugging Face model folder (config.json) or one GGUF file")
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    source: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
+    try:
+        with redirect_stderr(StringIO()):  # a GGUF draws a progress bar of its own, whatever it is told
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=kind, attn_implementation=ATTENTION, local_files_only=True, **source
+            )
+        tokenizer = None
+        if gguf or (folder / "tokenizer_config.json").exists() or (folder / "tokenizer.json").exists():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **source)
+    except Exception as error:  # transformers raises of every kind for a broken file
+        raise SpecsimError(f"{path}: cannot load the target: {str(error).strip().splitlines()[0]}") from error
+    name = gguf.removesuffix(".gguf") if gguf else (path.resolve().name)
+    target = Target(model.eval().requires_grad_(False).to(where), tokenizer, name)
+    check_head(target)
+    return target
+
+
+@torch.inference_mode()
+def check_head(target: Target) -> None:
+    """Raise SpecsimError unless the logits are the final states times the head: no bias, no scale, no cap."""
+    token = torch.zeros(1, 1, dtype=torch.long, device=target.device)
+    theirs = target.model(input_ids=token, use_cache=False).logits.float()
+    ours = (target.forward(token)[0] @ target.head.T).float()
+    if ours.shape != theirs.shape or (ours - theirs).abs().max() > 0.03 * theirs.abs().max():
+        raise SpecsimError(
+            f"target {target.name}: its logits are not its final states times the head: "
+            "expected a model like Llama or Qwen3, without a bias, scale or cap on them"
+        )
+
+
+def pick_device(device: str = "auto") -> torch.device:
+    """CUDA where there is one, for auto."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
+        raise SpecsimError(f"device: {device!r}, expected auto, cpu, or cuda where there is one") from error
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """float32, bfloat16, or for auto bfloat16 where the device has instructions for it."""
+    if dtype == "auto":
+        native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        dtype = "bfloat16" if native else "float32"
+    if dtype not in ("float32", "bfloat16"):
+        raise SpecsimError(f"dtype: {dtype!r}, expected auto, float32 or bfloat16")
+    return torch.float32 if dtype == "float32" else torch.bfloat16
