@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specsim.drafters.draft import pick
 from specsim.drafters.prompts import Prompt, prompt_tokens
 from specsim.drafters.store import write_tensors
 from specsim.drafters.target import KVCache, Target
@@ -199,7 +200,7 @@ def sample(logits: Tensor, temperature: float, generator: torch.Generator) -> tu
     normalizer = scaled.logsumexp(-1)
     if temperature == 0:
         return scaled.argmax(-1), normalizer
-    return torch.multinomial((scaled - normalizer[:, None]).exp(), 1, generator=generator)[:, 0], normalizer
+    return pick((scaled - normalizer[:, None]).exp(), generator), normalizer
 
 
 def stream_seed(seed: int, *key: int) -> int:
