@@ -51,7 +51,9 @@ def test_it_learns_and_what_is_saved_is_what_was_learned(target, corpus, tmp_pat
     assert [row["step"] for row in rows] == [10, 20, 30, 40]
     parts = {"dspark": ["ce", "l1", "bce"], "dspark-rnn": ["ce", "l1", "bce"]}.get(kind, ["ce"])
     assert sum(rows[-1][part] for part in parts) < 0.95 * sum(rows[0][part] for part in parts)
-    assert rows[-1]["tau"] > rows[0]["tau"] > 1
+    begun = []
+    run(target, corpus, tmp_path / "begun", options(kind=kind, vocabulary=vocabulary, blocks=32), log=begun.append)
+    assert rows[-1]["tau"] > begun[0]["tau"] > 1  # on answers it has not seen, and after one step
     assert rows[-1]["tau"] == pytest.approx(1 + sum(rows[-1]["survival"]), abs=0.001)
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == rows
     # On disk: in bfloat16, and the target's own tensors left to the target.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import make_profile
 
 import specsim as ss
 from specsim.acceptance import Synthetic, load_trace
@@ -17,7 +18,6 @@ from specsim.importers.acceptance import FORMATS, load_acceptance
 from specsim.importers.evidence import LOWER_BOUND, conditional, constant_survival
 from specsim.importers.rounds import sglang_steps
 from specsim.types import SpecsimError
-from tests.conftest import make_profile
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared/data/acceptance"
