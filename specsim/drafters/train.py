@@ -288,8 +288,7 @@ def train(
             row |= {"tau": round(1 + sum(survival), 4), "survival": [round(s, 4) for s in survival]}
             sums, since = {}, 0
             _keep(state, training, model, optimizer, schedule, rng, step)
-            with (folder / "log.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            _append(folder / "log.jsonl", json.dumps(row) + "\n")
             log(row)
     save_checkpoint(model.eval(), folder, {"specsim_training": training.model_dump(mode="json") | (notes or {})})
     return model
@@ -308,6 +307,14 @@ def _begin_from(model: DSpark | Eagle3, start: DSpark | Eagle3) -> None:
         every[slice(None) if start.vocabulary is None else start.vocabulary] = bias
         same["markov_head.markov_w2.weight"] = every if model.vocabulary is None else every[model.vocabulary]
     model.load_state_dict(same, strict=False)
+
+
+def _append(path: Path, line: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError as error:
+        raise SpecsimError(f"{path}: cannot write: {error.strerror or error}") from error
 
 
 def _keep(
