@@ -6,6 +6,7 @@ scenario worked out by hand can be compared with ``==``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import settings as hypothesis_settings
 
 from specsim.acceptance import Drafter
 from specsim.blocktrace import Trace, TraceMeta, make_trace
+from specsim.cli import main
 from specsim.hardware import DraftCost, Profile
 from specsim.types import Requests
 from specsim.workload import Arrivals
@@ -139,3 +141,16 @@ def drafter() -> Drafter:
     return Drafter(
         make_blocks(accepted.tolist(), 3, confidence=confidence, domain=["chat"] * 40 + ["code"] * 24), 3, name="mixed"
     )
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line: exit code, stdout, stderr."""
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import specsim as ss
-from specsim.cli import main
 from specsim.cli.inputs import parse_scheduler
 
 ROOT = Path(__file__).parents[1]
@@ -23,17 +22,6 @@ BASE = ("--profile", PROFILE, "--trace", TRACE)
 SMALL = ("--poisson", "20", "--num-requests", "40", "--output-tokens", "32")
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 def mistake(run: Run, *arguments: object) -> str:

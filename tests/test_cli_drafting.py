@@ -11,22 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from specsim.blocktrace import read_trace
-from specsim.cli import drafting, main, show
+from specsim.cli import drafting, show
 
 ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "hw_profiles/dsv4-flash-b300-tp4.json"
 WORDS = 40
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -12,23 +12,11 @@ from test_trace_calibration import recorded
 
 from specsim.acceptance import load_trace
 from specsim.blocktrace import read_trace, write_trace
-from specsim.cli import main
 from specsim.trace_calibration import calibrate
 from specsim.trace_stats import acceptance_table, calibration_table, sample, tau_table, threshold_sweep
 
 ROOT = Path(__file__).parents[1]
 DSPARK, EAGLE, MTP = (ROOT / "traces" / f"{name}.json" for name in ("qwen3-4b-dspark", "qwen3-4b-eagle3", "mtp1"))
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 # calibrate

@@ -13,7 +13,6 @@ from conftest import make_profile
 import specsim as ss
 from specsim.acceptance import Synthetic, load_trace
 from specsim.blocktrace import Trace
-from specsim.cli import main
 from specsim.importers.acceptance import FORMATS, load_acceptance
 from specsim.importers.evidence import LOWER_BOUND, conditional, constant_survival
 from specsim.importers.rounds import sglang_steps
@@ -559,17 +558,6 @@ def test_real_spec_bench_keeps_tau_and_autocorrelation(tmp_path):
 
 
 # The command line
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 def test_import_then_pareto(run, write, tmp_path):

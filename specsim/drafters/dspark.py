@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specsim.drafters.config import DraftConfig
-from specsim.drafters.layers import Attention, Context, FeedForward, Norm
+from specsim.drafters.layers import Attention, Context, FeedForward, Norm, Trunk
 
 
 class Layer(nn.Module):
@@ -76,29 +76,18 @@ class ConfidenceHead(nn.Module):
         return out
 
 
-class DSpark(nn.Module):
+class DSpark(Trunk):
     """The drafter. See :mod:`specsim.drafters.draft` for how it is asked to draft."""
 
     def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        c, self.config = config, config
-        self.gamma, self.target_layers = c.gamma, c.target_layer_ids
-        self.vocabulary: Tensor | None = None  # int[V'], the target tokens it can propose; None: all
-        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.lm_head = nn.Linear(c.hidden_size, c.out_size, bias=False)
-        self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
+        super().__init__(config, Layer)
+        c = config
         self.hidden_norm = Norm(c.hidden_size, c.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
-        self.norm = Norm(c.hidden_size, c.rms_norm_eps)
         self.markov_head = MarkovHead(c) if c.markov_rank else None
         self.confidence_head = None
         if c.enable_confidence_head:
             with_markov = c.markov_rank if c.confidence_head_with_markov else 0
             self.confidence_head = ConfidenceHead(c.hidden_size + with_markov)
-
-    def context(self, rows: int, size: int) -> Context:
-        """An empty context of ``rows`` sequences of up to ``size`` tokens."""
-        return Context(self.config, rows, size, self.fc.weight)
 
     def read(self, context: Context, tokens: Tensor, hidden: Tensor, slots: Tensor) -> None:
         """Take in the target's states ``hidden`` [S, n, m, d] at ``slots`` [S, n]; ``tokens`` are not needed."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specsim.drafters.config import DraftConfig
-from specsim.drafters.layers import Attention, Context, FeedForward, Norm
+from specsim.drafters.layers import Attention, Context, FeedForward, Norm, Trunk
 
 
 class Layer(nn.Module):
@@ -32,23 +32,15 @@ class Layer(nn.Module):
         return torch.cat((self.input_layernorm(embedding), self.hidden_norm(hidden)), -1)
 
 
-class Eagle3(nn.Module):
+class Eagle3(Trunk):
     """The drafter. See :mod:`specsim.drafters.draft` for how it is asked to draft."""
 
     def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        c, self.config = config, config
-        self.gamma, self.target_layers = c.gamma, c.target_layer_ids
-        self.vocabulary: Tensor | None = None  # int[V'], the target tokens it can propose; None: all
-        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.lm_head = nn.Linear(c.hidden_size, c.out_size, bias=False)
-        self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
-        self.norm = Norm(c.hidden_size, c.rms_norm_eps)
+        super().__init__(config, Layer)
 
     def context(self, rows: int, size: int) -> Context:
         """An empty context of ``rows`` sequences of up to ``size`` tokens."""
-        context = Context(self.config, rows, size, self.fc.weight)
+        context = super().context(rows, size)
         context.states = self.fc.weight.new_zeros(rows, size, self.config.hidden_size)
         return context
 

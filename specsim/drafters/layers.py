@@ -5,6 +5,8 @@ Tensors of a batch of drafting positions are [S, A, ..]: S sequences with A anch
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -132,3 +134,25 @@ class Context:
         """Keep only ``rows``."""
         self.layers = [store[:, rows] for store in self.layers]
         self.states = None if self.states is None else self.states[rows]
+
+
+class Trunk(nn.Module):
+    """What DSpark and Eagle3 have in common: the target's tables, the way in, decoder layers of ``layer``, the way out.
+
+    ``fc`` folds the states of the target's chosen layers into one; ``embed_tokens`` and ``lm_head`` are the target's.
+    """
+
+    def __init__(self, config: DraftConfig, layer: Callable[[DraftConfig], nn.Module]) -> None:
+        super().__init__()
+        c, self.config = config, config
+        self.gamma, self.target_layers = c.gamma, c.target_layer_ids
+        self.vocabulary: Tensor | None = None  # int[V'], the target tokens it can propose; None: all
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.lm_head = nn.Linear(c.hidden_size, c.out_size, bias=False)
+        self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
+        self.layers = nn.ModuleList(layer(c) for _ in range(c.num_hidden_layers))
+        self.norm = Norm(c.hidden_size, c.rms_norm_eps)
+
+    def context(self, rows: int, size: int) -> Context:
+        """An empty context of ``rows`` sequences of up to ``size`` tokens."""
+        return Context(self.config, rows, size, self.fc.weight)

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from specsim.drafters.prompts import Prompt
 from specsim.drafters.responses import MANIFEST, Manifest, Recipe, Response, load_responses, respond
 from specsim.drafters.target import Target
-from specsim.drafters.train import Training
+from specsim.drafters.train import STATE, Training
 from specsim.files import read_json, write_json
 from specsim.types import SpecsimError
 
-RUN, STATE = "training.json", "training.pt"
+RUN = "training.json"
 FREE = ("states", "batch", "max_prompt_tokens")
 """Of a recipe, what a folder that is taken up decides by itself."""
 

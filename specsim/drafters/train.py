@@ -29,6 +29,10 @@ from specsim.types import SpecsimError
 Kind = Literal["dspark", "dspark-gated", "dspark-rnn", "dflash", "eagle3", "mtp"]
 
 
+STATE = "training.pt"
+"""What a training that was interrupted goes on from."""
+
+
 class Training(BaseModel):
     """How a drafter is trained; defaults are for a target of some hundred million weights on a CPU.
 
@@ -254,7 +258,7 @@ def train(
             (s + 1) / warmup, 0.5 * (1 + math.cos(math.pi * max(0, s - warmup) / max(1, training.steps - warmup)))
         ),
     )
-    state = folder / "training.pt"
+    state = folder / STATE
     step = 0
     if state.exists():
         step = _resume(state, training, model, optimizer, schedule, rng)
