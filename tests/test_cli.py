@@ -255,6 +255,20 @@ def test_block_trace_runs_and_is_inspected(run: Run, tmp_path: Path) -> None:
     assert code == 0
 
 
+def test_inspect_leaves_out_tokens_that_were_not_proposed(run: Run, tmp_path: Path) -> None:
+    confidence = np.full((12, 3), 0.5, dtype=np.float32)
+    proposed = np.array([0, 1, 2, 3] * 3, dtype=np.int8)
+    confidence[np.arange(3) >= proposed[:, None]] = 0
+    accepted = np.array([0, 1, 1, 3] * 3, dtype=np.int8)
+    path = block_trace(tmp_path, confidence=confidence, proposed=proposed, accepted=accepted)
+    code, _, _ = run("trace", "inspect", path, "--json", tmp_path / "seen.json")
+    assert code == 0
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["chat"]["conditional"] == [1.0, 0.5, 1.0]
+    assert [row["count"] for row in seen["calibration"]] == [9, 6, 3]
+    assert [row["predicted"] for row in seen["calibration"]] == [0.5, 0.25, 0.125]
+
+
 @pytest.mark.parametrize(
     ("arrival_s", "words"), [([-1.0, 0.0], "row 0"), ([1.0, 0.0], "row 1")], ids=["negative", "unsorted"]
 )

@@ -168,6 +168,24 @@ def test_record_takes_up_answers_with_more_layers(record, checkpoint, models, tm
     assert "responses.json: layers: (3,) in the answers there, expected (0, 2, 3)" in err
 
 
+def test_answers_of_another_model_of_that_name_are_not_taken(record, run, models, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    work, other = tmp_path / "work", tmp_path / "target"
+    assert record("--drafter", "ngram", "--out", tmp_path / "t.parquet", "--work", work)[0] == 0
+    shutil.copytree(models / "target", other)
+    model = transformers.AutoModelForCausalLM.from_pretrained(other)
+    model.model.layers[2].mlp.up_proj.weight.data *= 1.1
+    model.save_pretrained(other)
+    given = ["--prompts", models / "prompts.jsonl", "--max-tokens", 12, "--work", work, "--drafter", "ngram"]
+    code, _, err = run("record", "--target", other, *given, "--out", tmp_path / "u.parquet")
+    assert code == 2
+    assert "responses.json: target: 'target sha256:" in err
+    # The same weights elsewhere, and read in another precision, are the same model.
+    moved = tmp_path / "moved" / "target"
+    shutil.copytree(models / "target", moved)
+    assert run("record", "--target", moved, *given, "--out", tmp_path / "u.parquet", "--dtype", "bfloat16")[0] == 0
+
+
 def test_a_smaller_gamma_cuts_the_blocks(record, checkpoint, tmp_path):
     """At temperature 0 nothing is drawn: blocks of 2 are the first two tokens of blocks of 4."""
     whole, cut = tmp_path / "4.parquet", tmp_path / "2.parquet"

@@ -201,7 +201,7 @@ def train_drafter(
     read = _layers(layers, kind, llm.num_layers)
     first = None if start is None else load_checkpoint(start, llm)
     run = Run(
-        training=training, target=llm.name, layers=read, prompts=_named(prompts), limit=limit,
+        training=training, target=llm.identity, layers=read, prompts=_named(prompts), limit=limit,
         temperature=temperature, max_tokens=max_tokens, start=None if start is None else str(start),
     )  # fmt: skip
     open_run(out, run)
@@ -244,7 +244,7 @@ def _recipe(
     kept = tuple(sorted({*layers, llm.num_layers - 1}))
     exact = str(llm.embedding.dtype).removeprefix("torch.")
     return Recipe.model_validate(
-        {"target": llm.name, "temperature": temperature, "max_tokens": max_tokens, "layers": kept, "seed": seed,
+        {"target": llm.identity, "temperature": temperature, "max_tokens": max_tokens, "layers": kept, "seed": seed,
          "extra": max(7, gamma), "batch": batch, "states": exact}
     )  # fmt: skip
 

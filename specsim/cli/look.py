@@ -103,17 +103,22 @@ def _acceptance(file: Path) -> dict[str, Any]:
     )
     data: dict[str, Any] = {"drafter": meta.drafter, "target": meta.target, "gamma": trace.gamma, "kind": meta.kind}
     rows: list[list[Any]] = []
+    # A token that was not proposed says nothing about the drafter's tokens.
+    proposed = np.full(len(tape.accepted), trace.gamma) if tape.proposed is None else tape.proposed
+    offered = np.arange(trace.gamma) < proposed[:, None]
     for d, name in enumerate(tape.domains):
         part = slice(int(tape.first[d]), int(tape.first[d] + tape.size[d]))
         accepted = tape.accepted[part]
-        reach = np.array([(accepted >= k).sum() for k in range(trace.gamma + 1)])
-        conditional = np.divide(reach[1:], reach[:-1], out=np.full(trace.gamma, np.nan), where=reach[:-1] > 0)
+        ks = np.arange(1, trace.gamma + 1)
+        reached = ((accepted[:, None] >= ks - 1) & offered[part]).sum(0)
+        kept = (accepted[:, None] >= ks).sum(0)
+        conditional = np.divide(kept, reached, out=np.full(trace.gamma, np.nan), where=reached > 0)
         rows.append([name, int(tape.size[d]), float(accepted.mean() + 1), *conditional.tolist()])
         data[name] = {"rows": int(tape.size[d]), "tau": float(accepted.mean() + 1), "conditional": conditional.tolist()}
     heads = ["domain", "rows", "tau", *(str(k) for k in range(1, trace.gamma + 1))]
     console.print(show.table("\nConditional acceptance by position, over all anchors", heads, rows))
     if tape.confidence is not None:
-        report = calibration_report(tape.confidence, tape.accepted)
+        report = calibration_report(np.where(offered, tape.confidence, np.float32(np.nan)), tape.accepted)
         rows = [[int(r["position"]), r["predicted"], r["observed"], r["ece"], r["auc"]] for _, r in report.iterrows()]
         title = "Survival of the first k tokens: predicted and observed"
         console.print(show.table(title, ["k", "predicted", "observed", "ECE", "AUC"], rows))

@@ -33,6 +33,7 @@ TENSORS = ("tokens", "hidden", "log_normalizer", "prompt_tokens", "lengths", "ou
 class Recipe(BaseModel):
     """How responses are made: all that must agree for a folder of them to be taken up again.
 
+    ``target``: ``Target.identity``, which knows the model by its weights and not just by its name.
     ``extra`` target tokens follow a response that was cut at ``max_tokens``, so that blocks at its
     end can be told; ``layers`` are the target layers whose hidden states are kept.
     """

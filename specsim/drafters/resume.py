@@ -21,7 +21,8 @@ FREE = ("states", "batch", "max_prompt_tokens")
 
 
 class Run(BaseModel):
-    """``training.json``: all that a training depends on; ``prompts`` and ``start`` by name, layers from 0."""
+    """``training.json``: all that a training depends on; ``target`` is ``Target.identity``, ``prompts`` and
+    ``start`` are names, layers count from 0."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -5,9 +5,11 @@ Any ``transformers`` causal LM works: a model folder, or a GGUF file (or a folde
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,15 @@ class Target:
         if ends is None:
             ends = self.model.config.eos_token_id
         return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+
+    @cached_property
+    def identity(self) -> str:
+        """Its name and a hash of a sample of every weight, which tells models of one name apart in any precision."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.named_parameters()):
+            sample = weight.detach().flatten()[:1024].bfloat16().float().cpu()
+            digest.update(name.encode() + sample.numpy().tobytes())
+        return f"{self.name} sha256:{digest.hexdigest()[:16]}"
 
     @torch.inference_mode()
     def forward(
