@@ -121,7 +121,7 @@ def record(
     )  # fmt: skip
     recipe = _recipe(llm, model.target_layers, temperature, max_tokens, seed, batch, model.gamma)
     with _folder(work) as folder:
-        with show.progress("batches of prompts answered") as report:
+        with show.progress("steps of answering") as report:
             recipe, responses = answer(llm, asked, folder, recipe, report)
         with show.progress("answers recorded") as report:
             trace = record_blocks(model, llm, recipe, responses, meta, report)
@@ -208,7 +208,7 @@ def train_drafter(
     recipe = _recipe(llm, read, temperature, max_tokens, seed, batch, gamma)
     notes = {"target": llm.name, "prompts": _named(prompts), "command": _command(context), "versions": _versions()}
     with _resumable():
-        with show.progress("batches of prompts answered") as report:
+        with show.progress("steps of answering") as report:
             recipe, responses = answer(llm, asked, work, recipe, report)
         every = min(100, max(1, training.steps // 20))
         with _training_progress(kind, training.steps, rows * anchors) as log:

@@ -88,7 +88,8 @@ def respond(
     """Answer every prompt and keep responses and hidden states in ``folder``; shards that are there are left.
 
     Prompts of more than ``max_prompt_tokens`` are left out. Deterministic in (recipe, prompts): each
-    batch draws from its own stream. Raises SpecsimError if the folder was made by another recipe.
+    batch draws from its own stream. ``progress`` is told the tokens drawn of each answer, batch after batch,
+    and how many those can be. Raises SpecsimError if the folder was made by another recipe.
     """
     folder = Path(folder)
     manifest = folder / MANIFEST
@@ -108,17 +109,29 @@ def respond(
         write_json(manifest, made)
     # Batches in a fixed shuffled order, so that the first shards are a fair sample of all.
     order = np.random.default_rng(0).permutation(len(batches))
+    most = recipe.max_tokens + recipe.extra
     for done, index in enumerate(order):
         path = folder / f"shard-{index:05d}.safetensors"
+
+        def tick(steps: int, before: int = done * most) -> None:
+            if progress:
+                progress(before + steps, len(batches) * most)
+
         if not path.exists():
-            _answer(target, batches[index], recipe, int(index), path)
-        if progress:
-            progress(done + 1, len(batches))
+            _answer(target, batches[index], recipe, int(index), path, tick)
+        tick(most)
     return folder
 
 
-def _answer(target: Target, batch: list[tuple[Prompt, list[int]]], recipe: Recipe, index: int, path: Path) -> None:
-    """Answer one batch of (prompt, its tokens) and write it as a shard."""
+def _answer(
+    target: Target,
+    batch: list[tuple[Prompt, list[int]]],
+    recipe: Recipe,
+    index: int,
+    path: Path,
+    tick: Callable[[int], None],
+) -> None:
+    """Answer one batch of (prompt, its tokens) and write it as a shard; ``tick`` is told the tokens drawn of each."""
     rows, most = len(batch), recipe.max_tokens + recipe.extra
     prompt_lengths = torch.tensor([len(ids) for _, ids in batch])
     longest = int(prompt_lengths.max())
@@ -132,6 +145,7 @@ def _answer(target: Target, batch: list[tuple[Prompt, list[int]]], recipe: Recip
     lengths = torch.full((rows,), most)
     alive = torch.arange(rows)
     for step in range(most):
+        tick(step)
         token, log_sum = sample(final @ target.head.T, recipe.temperature, generator)
         tokens[alive, step], normalizer[alive, step] = token.cpu(), log_sum.cpu()
         over = torch.isin(token, ends).cpu() & (lengths[alive] == most)
