@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from scipy.stats import chisquare
 from tiny_models import (
     KINDS,
     Forced,
@@ -229,3 +230,14 @@ def test_draws_follow_the_weights_whatever_their_sum():
     torch.testing.assert_close(share, torch.tensor([0.125, 0.0, 0.5, 0.375]), rtol=0, atol=0.01)
     assert drawn.shape == (2, 20_000)
     assert pick(torch.zeros(2, 3), torch.Generator()).tolist() == [0, 0]
+
+
+def test_draws_among_many_follow_the_weights_too():
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(200, generator=generator) * (torch.arange(200) % 3 > 0)
+    weights[64:128] = 0  # a whole span that is never drawn
+    drawn = pick(weights.expand(200_000, 200), generator)
+    seen = torch.bincount(drawn, minlength=200)
+    assert (seen[weights == 0] == 0).all()
+    expected = (weights / weights.sum() * len(drawn))[weights > 0]
+    assert chisquare(seen[weights > 0], expected.double() * (len(drawn) / expected.double().sum())).pvalue > 0.001

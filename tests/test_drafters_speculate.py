@@ -115,7 +115,7 @@ def accepts_by_q_over_p(monkeypatch):
 def residual_of_the_next_position(monkeypatch):
     """After a rejection the token is drawn from p less the drafter's distribution of another position."""
     real = module.Batch._drafter
-    monkeypatch.setattr(module.Batch, "_drafter", lambda self, made, places: real(self, made, (places + 1) % 3))
+    monkeypatch.setattr(module.Batch, "_drafter", lambda self, made, rows, k: real(self, made, rows, (k + 1) % 3))
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,9 @@ def probabilities(logits: Tensor, temperature: float) -> Tensor:
         best = wide.argmax(-1, keepdim=True)
         q = torch.zeros_like(wide).scatter_(-1, best, 1.0)
     else:
-        q = (wide / temperature).softmax(-1)
-    return torch.where(wide.amax(-1, keepdim=True).isfinite(), q, 0.0)
+        q = (wide if temperature == 1 else wide / temperature).softmax(-1)
+    nothing = wide.amax(-1, keepdim=True).isneginf()
+    return torch.where(nothing, 0.0, q) if nothing.any() else q
 
 
 def over_target(q: Tensor, vocabulary: Tensor | None, vocab_size: int) -> Tensor:
@@ -114,17 +115,36 @@ def over_target(q: Tensor, vocabulary: Tensor | None, vocab_size: int) -> Tensor
     return full
 
 
+SPAN = 64
+BELOW_ONE = 1 - 2**-53
+
+
 def pick(weights: Tensor, generator: torch.Generator) -> Tensor:
     """Draw an index int[..] in proportion to ``weights`` [.., n]; index 0 where all are zero.
 
-    By the inverse of the cumulated weights: a large vocabulary costs one sum, not a random number a token.
+    By the inverse of the cumulated weights, first among spans of SPAN entries and then within one: a large
+    vocabulary costs one sum, not a random number a token.
     """
-    cumulated = weights.double().cumsum(-1)
+    if odd := weights.shape[-1] % SPAN:
+        weights = torch.nn.functional.pad(weights, (0, SPAN - odd))
+    spans = weights.unflatten(-1, (-1, SPAN))
     draws = torch.rand(weights.shape[:-1], generator=generator, device=weights.device, dtype=torch.double)
+    span, rest = _inverse(spans.sum(-1), draws)
+    place, _ = _inverse(spans.take_along_dim(span[..., None, None], -2)[..., 0, :], rest)
+    return span * SPAN + place
+
+
+def _inverse(weights: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ``draws`` [..] in 0..1 fall among the cumulated ``weights`` [.., n], and how far into that entry, in 0..1."""
+    weights = weights.double()
+    cumulated = weights.cumsum(-1)
     level = draws[..., None] * cumulated[..., -1:]
     # Right of equals: an entry of no weight is never drawn, unless all have none.
-    drawn = torch.searchsorted(cumulated, level, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
-    return torch.where(cumulated[..., -1] > 0, drawn, 0)
+    place = torch.searchsorted(cumulated, level, right=True).clamp(max=weights.shape[-1] - 1)
+    place = torch.where(cumulated[..., -1:] > 0, place, 0)
+    own = weights.gather(-1, place)
+    into = 1 - (cumulated.gather(-1, place) - level) / own
+    return place[..., 0], into.nan_to_num(0)[..., 0].clamp(0, BELOW_ONE)
 
 
 def sampler(generator: torch.Generator) -> Choose:

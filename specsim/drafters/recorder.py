@@ -131,18 +131,26 @@ class Coupled:
     def __call__(self, k: int, q: Tensor) -> Tensor:
         """The k-th draft tokens int[1, A] from the drafter's probabilities ``q`` [1, A, V']."""
         q = q[0]
-        drafted, p = self.answer.drafted[self.places + k], self.answer.p[self.places + k]
-        index = drafted.clamp(min=0)[:, None]
-        q_y = q.gather(1, index)[:, 0] * (drafted >= 0)
-        kept = self.alive & (
-            torch.rand(len(q), generator=self.generator, device=q.device) * p.gather(1, index)[:, 0] < q_y
-        )
-        self.rates.append(torch.where(self.alive, torch.minimum(p, q).sum(-1).clamp(max=1), torch.nan))
-        # The first rejection comes from where the drafter exceeds the target; after it the draft is free.
-        other = pick(torch.where(self.alive[:, None], (q - p).clamp(min=0), q), self.generator)
-        self.alive = kept
-        self.accepted += kept
-        return torch.where(kept, drafted, other)[None]
+        chosen = torch.empty_like(self.places)
+        rate = q.new_full(q.shape[:1], torch.nan)
+        free, alive = (~self.alive).nonzero()[:, 0], self.alive.nonzero()[:, 0]
+        if len(free):
+            chosen[free] = pick(q[free], self.generator)
+        if len(alive):
+            spot = self.places[alive] + k
+            drafted, p, q = self.answer.drafted[spot], self.answer.p[spot], q[alive]
+            rate[alive] = torch.minimum(p, q).sum(-1).clamp(max=1)
+            index = drafted.clamp(min=0)[:, None]
+            q_y, p_y = (x.gather(1, index)[:, 0] for x in (q, p))
+            draws = torch.rand(len(alive), generator=self.generator, device=q.device)
+            kept = draws * p_y < q_y * (drafted >= 0)
+            # The first rejection comes from where the drafter exceeds the target; after it the draft is free.
+            other = pick((q - p).clamp_(min=0), self.generator)
+            chosen[alive] = torch.where(kept, drafted, other)
+            self.alive[alive] = kept
+            self.accepted[alive] += kept
+        self.rates.append(rate)
+        return chosen[None]
 
 
 def _rows(made: Draft, coupled: Coupled) -> dict[str, Any]:

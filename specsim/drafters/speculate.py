@@ -146,18 +146,17 @@ class Batch:
         drafted = made.tokens[:, 0, :longest]
         fed = torch.cat((self.anchors[:, None], drafted), 1)
         last, hidden = self.target.forward(fed, self.cache, self.drafter.target_layers)
-        p = self._target(last)
         kept = torch.zeros_like(lens)
-        going = torch.ones_like(lens, dtype=torch.bool)
         for k in range(longest):
-            p_x = p[rows, k, drafted[:, k]]
-            draw = torch.rand(len(lens), generator=self.generator, device=lens.device)
-            going = going & (k < lens) & (draw * made.draft_prob[:, 0, k] < p_x)
-            kept = kept + going
+            going = ((kept == k) & (k < lens)).nonzero()[:, 0]
+            p_x = self._target(last[going, k]).gather(1, drafted[going, k, None])[:, 0]
+            draws = torch.rand(len(going), generator=self.generator, device=lens.device)
+            kept[going] += draws * made.draft_prob[going, 0, k] < p_x
         # Refused at its place: what the target has beyond the drafter. All kept: the target's own.
-        rest = p[rows, kept]
-        refused = kept < lens
-        rest = torch.where(refused[:, None], (rest - self._drafter(made, kept)).clamp(min=0), rest)
+        rest = self._target(last[rows, kept])
+        refused = (kept < lens).nonzero()[:, 0]
+        if len(refused):
+            rest[refused] = (rest[refused] - self._drafter(made, refused, kept[refused])).clamp(min=0)
         token = pick(rest, self.generator)
         tokens = torch.cat((drafted, token[:, None]), 1)
         tokens[rows, kept] = token
@@ -182,10 +181,10 @@ class Batch:
         """The target's probabilities [.., V] from its final states [.., d]."""
         return probabilities(states @ self.target.head.T, self.temperature)
 
-    def _drafter(self, made: Draft, places: Tensor) -> Tensor:
-        """The drafter's probabilities [R, V] at position ``places`` int[R] (0-based) of each block."""
-        q = torch.stack([made.q[min(int(k), len(made.q) - 1)][i, 0] for i, k in enumerate(places)])
-        return over_target(q, self.drafter.vocabulary, self.target.vocab_size)
+    def _drafter(self, made: Draft, rows: Tensor, places: Tensor) -> Tensor:
+        """The drafter's probabilities [n, V] of block ``rows`` int[n] at position ``places`` int[n] (0-based)."""
+        q = [made.q[k][i, 0] for i, k in zip(rows.tolist(), places.tolist(), strict=True)]
+        return over_target(torch.stack(q), self.drafter.vocabulary, self.target.vocab_size)
 
 
 def _view(
