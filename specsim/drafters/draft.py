@@ -135,7 +135,7 @@ def pick(weights: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _inverse(weights: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Where ``draws`` [..] in 0..1 fall among the cumulated ``weights`` [.., n], and how far into that entry, in 0..1."""
+    """Where ``draws`` [..] in 0..1 fall among the cumulated ``weights`` [.., n], and how far into that entry (0..1)."""
     weights = weights.double()
     cumulated = weights.cumsum(-1)
     level = draws[..., None] * cumulated[..., -1:]
