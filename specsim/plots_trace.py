@@ -65,23 +65,32 @@ def plot_reliability(before: pd.DataFrame, after: pd.DataFrame, title: str | Non
     return figure
 
 
-def plot_acceptance(tables: Mapping[str, pd.DataFrame], title: str | None = None) -> Figure:
-    """Return conditional acceptance by position, a panel a domain and a line a drafter (DSpark's figure 2).
+def plot_acceptance(
+    tables: Mapping[str, pd.DataFrame], taus: Mapping[str, pd.DataFrame], title: str | None = None
+) -> Figure:
+    """Return what a drafter's positions are worth, a column of panels a domain and a line a drafter.
 
-    ``tables`` maps a drafter's label to its ``trace_stats.acceptance_table``; bands are its intervals.
-    Raises SpecsimError if there is nothing to draw.
+    Above conditional acceptance by position (as in DSpark's figure 2), below τ of blocks cut to so many
+    tokens. ``tables`` maps a drafter's label to its ``trace_stats.acceptance_table``, ``taus`` to its
+    ``tau_table``; bands are their intervals. Positions that fewer than FEW blocks of a domain reached are
+    left out. Raises SpecsimError if there is nothing to draw.
     """
     domains = _domains(tables)
-    figure, panels = _grid(len(domains), min(len(domains), 4), (2.9, 2.7), title)
-    for axes, domain in zip(panels, domains, strict=True):
-        _curves(axes, tables, domain, "position", "conditional")
-        axes.set_title("any domain" if domain == ANY else domain, loc="left", fontsize=9)
-    last = max(int(table["position"].max()) for table in tables.values())
+    figure, panels = _grid(2 * len(domains), len(domains), (2.9, 2.5), title, share_y="row")
+    tables = {name: table[table["reached"] >= FEW] for name, table in tables.items()}
+    for column, domain in enumerate(domains):
+        above, below = panels[column], panels[column + len(domains)]
+        _curves(above, tables, domain, "position", "conditional")
+        _curves(below, taus, domain, "gamma", "tau")
+        above.set_title("any domain" if domain == ANY else domain, loc="left", fontsize=9)
+    last = max(int(table["gamma"].max()) for table in taus.values())
     panels[0].set_xticks(range(1, last + 1, 1 if last <= 10 else -(-last // 8)))
     panels[0].set_xlim(0.6, last + 0.4)
-    panels[0].set_ylim(_floor(tables, "conditional"), 1.02)
-    _label(panels, "draft position", "conditional acceptance")
-    _legend(figure, [Line2D([], [], label=name, **_style(i)) for i, name in enumerate(tables) if len(tables[name])])
+    high = max((float(table["conditional"].max()) for table in tables.values() if len(table)), default=1.0)
+    panels[0].set_ylim(_floor(tables, "conditional"), min(1.02, np.ceil(10 * high + 0.5) / 10))
+    _label(panels[: len(domains)], "", "conditional acceptance")
+    _label(panels[len(domains) :], "draft position, block length γ", "tokens a cycle, τ")
+    _legend(figure, [Line2D([], [], label=name, **_style(i)) for i, name in enumerate(tables) if len(taus[name])])
     return figure
 
 

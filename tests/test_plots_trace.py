@@ -11,7 +11,7 @@ from specsim.calibration import calibration_report, reliability_table
 from specsim.plots import save_figure
 from specsim.plots_trace import FEW, plot_acceptance, plot_reliability, plot_thresholds
 from specsim.trace_calibration import calibrate
-from specsim.trace_stats import acceptance_table, threshold_sweep
+from specsim.trace_stats import acceptance_table, tau_table, threshold_sweep
 from specsim.types import SpecsimError
 
 
@@ -67,21 +67,36 @@ def drafters():
     return {"one": recorded(), "none": recorded(seed=1), "two": recorded((5, 5), seed=2)}
 
 
-def test_acceptance_has_a_panel_a_domain_and_a_line_a_drafter_with_its_band():
-    tables = {name: acceptance_table(trace) for name, trace in drafters().items()}
-    figure = plot_acceptance(tables, "target")
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b"]
+def accepted(traces, title=None):
+    """The picture of acceptance, with the tables it is of."""
+    tables, taus = ({name: table(trace) for name, trace in traces.items()} for table in (acceptance_table, tau_table))
+    return plot_acceptance(tables, taus, title), tables, taus
+
+
+def test_acceptance_has_positions_above_and_tau_below_a_column_a_domain_and_a_line_a_drafter():
+    figure, tables, taus = accepted(drafters(), "target")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "", ""]
     assert legend(figure) == ["one", "none", "two"]
-    for axes, domain in zip(figure.axes, "ab", strict=True):
-        for table, line, band in zip(tables.values(), axes.lines, axes.collections, strict=True):
-            rows = table[table["domain"] == domain]
-            np.testing.assert_array_equal(line.get_xydata(), rows[["position", "conditional"]])
+    for i, axes in enumerate(figure.axes):
+        shown, x, y = ((tables, "position", "conditional"), (taus, "gamma", "tau"))[i // 2]
+        for table, line, band in zip(shown.values(), axes.lines, axes.collections, strict=True):
+            rows = table[table["domain"] == "ab"[i % 2]]
+            np.testing.assert_array_equal(line.get_xydata(), rows[[x, y]])
             ends = set(band.get_paths()[0].vertices[:, 1])
-            assert set(rows["conditional_low"]) | set(rows["conditional_high"]) <= ends
-        low, high = axes.get_ylim()
-        assert low <= min(table["conditional"].min() for table in tables.values())
-        assert high > 1
+            assert set(rows[f"{y}_low"]) | set(rows[f"{y}_high"]) <= ends
+    low, high = figure.axes[0].get_ylim()
+    values = pd.concat(tables.values())["conditional"]
+    assert low <= values.min() < values.max() < high
     assert list(figure.axes[0].get_xticks()) == [1, 2, 3]
+    labels = ["conditional acceptance", "", "tokens a cycle, τ", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == labels
+
+
+def test_positions_that_few_blocks_reached_are_left_out_of_the_picture():
+    figure, *_ = accepted({"d": make_blocks([2] * (FEW - 1) + [0], 3)})
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[1, (FEW - 1) / FEW]]
+    figure, *_ = accepted({"d": make_blocks([2] * FEW + [0], 3)})
+    assert [x for x, _ in figure.axes[0].lines[0].get_xydata()] == [1, 2, 3]
 
 
 def test_thresholds_have_rates_above_and_tau_below():
@@ -107,24 +122,23 @@ def test_a_drafter_without_confidences_keeps_its_colour_free():
 
 
 def test_what_serves_any_domain_is_drawn_in_each():
-    wild = acceptance_table(make_blocks([1, 0, 1, 1], 1, domain=["*"] * 4))
-    tables = {"one": acceptance_table(recorded()), "wild": wild}
-    figure = plot_acceptance(tables)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b"]
-    for axes in figure.axes:
+    wild = make_blocks([1, 0, 1, 1] * FEW, 1, domain=["*"] * 4 * FEW)
+    figure, *_ = accepted({"one": recorded(), "wild": wild})
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["a", "b"]
+    for axes in figure.axes[:2]:
         np.testing.assert_array_equal(axes.lines[1].get_xydata(), [[1, 0.75]])
-    assert plot_acceptance({"wild": wild}).axes[0].get_title(loc="left") == "any domain"
+    assert accepted({"wild": wild})[0].axes[0].get_title(loc="left") == "any domain"
 
 
 def test_domains_that_one_drafter_lacks_leave_its_line_out():
-    other = acceptance_table(make_blocks([1, 0], 1, domain=["c"] * 2))
-    figure = plot_acceptance({"one": acceptance_table(recorded()), "other": other})
-    assert [len(axes.lines) for axes in figure.axes] == [1, 1, 1]
+    other = make_blocks([1, 0] * FEW, 1, domain=["c"] * 2 * FEW)
+    figure, *_ = accepted({"one": recorded(), "other": other})
+    assert [len(axes.lines) for axes in figure.axes] == [1] * 6
 
 
 def test_degenerate_tables_are_drawn_without_a_warning(tmp_path):
     trace = make_blocks([0, 0], 12, proposed=[0, 0])
-    save_figure(plot_acceptance({"d": acceptance_table(trace)}), tmp_path / "a.png")
+    save_figure(accepted({"d": trace})[0], tmp_path / "a.png")
     save_figure(plot_thresholds({"d": threshold_sweep(trace, [1.0])}), tmp_path / "t.svg")
 
 
@@ -141,4 +155,4 @@ def test_nothing_to_draw_is_named():
     with pytest.raises(SpecsimError, match="reliability: no blocks"):
         plot_reliability(empty, empty)
     with pytest.raises(SpecsimError, match="tables: no domain"):
-        plot_acceptance({"one": acceptance_table(recorded()).iloc[:0]})
+        plot_acceptance({"one": acceptance_table(recorded()).iloc[:0]}, {})

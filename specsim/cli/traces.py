@@ -156,8 +156,8 @@ def _measure(drafters: dict[str, Trace], thresholds: list[float], calibrated: bo
 def _labelled(paths: list[Path]) -> dict[str, Trace]:
     """The traces by labels that tell them apart: the drafter, the target and T where these differ, or the file."""
     traces = [_read(path, synthetic=True) for path in paths]
-    several = len({trace.meta.target for trace in traces}) > 1
-    labels = [_label(trace.meta, several) for trace in traces]
+    targets, temperatures = ({getattr(trace.meta, name) for trace in traces} for name in ("target", "temperature"))
+    labels = [_label(trace.meta, len(targets) > 1, len(temperatures) > 1) for trace in traces]
     if len(set(labels)) < len(labels):
         labels = [f"{label} ({path.stem})" for label, path in zip(labels, paths, strict=True)]
     if len(set(labels)) < len(labels):
@@ -168,9 +168,9 @@ def _labelled(paths: list[Path]) -> dict[str, Trace]:
     return dict(zip(labels, traces, strict=True))
 
 
-def _label(meta: TraceMeta, with_target: bool) -> str:
+def _label(meta: TraceMeta, with_target: bool, with_temperature: bool) -> str:
     name = f"{meta.drafter} for {meta.target}" if with_target else meta.drafter
-    return name if meta.temperature is None else f"{name}, T = {meta.temperature:g}"
+    return f"{name}, T = {meta.temperature:g}" if with_temperature and meta.temperature is not None else name
 
 
 def _thresholds(text: str) -> list[float]:
@@ -190,7 +190,10 @@ def _draw(tables: dict[str, dict[str, pd.DataFrame]], drafters: dict[str, Trace]
     from specsim import plots, plots_trace
 
     title = ", ".join(dict.fromkeys(trace.meta.target for trace in drafters.values()))
-    figures = {"acceptance": plots_trace.plot_acceptance(tables["acceptance"], title)}
+    temperatures = {trace.meta.temperature for trace in drafters.values()}
+    if len(temperatures) == 1 and (only := temperatures.pop()) is not None:
+        title += f", T = {only:g}"
+    figures = {"acceptance": plots_trace.plot_acceptance(tables["acceptance"], tables["tau"], title)}
     if tables["threshold"]:
         # Drafters without confidences keep their place: a drafter has one colour in both pictures.
         nothing = next(iter(tables["threshold"].values())).iloc[:0]

@@ -270,7 +270,7 @@ def train(
             p = target_probabilities(target, batch.final, batch.log_normalizer, recipe.temperature, model.vocabulary)
         logits, confidence = forward(model, batch)
         # The drafter will draft at this temperature, so that is where it must be right.
-        logits = logits / (recipe.temperature or 1.0)
+        logits = logits if recipe.temperature in (0, 1) else logits / recipe.temperature
         parts = losses(training.kind, logits, confidence, p, batch.block.to(target.device), ids, training.decay)
         optimizer.zero_grad(set_to_none=True)
         torch.stack(list(parts.values())).sum().backward()
