@@ -6,17 +6,16 @@
 
 R requests an engine, so many engines side by side that all prompts run at once; each engine's scheduler sees its own
 requests only and plans with the profile's step costs. Prints τ of both and the bias of replay with its 95 % interval,
-clustered by response.
+clustered by response and taken prompt by prompt.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 
-from replaying import from_real, replay, statistics
+from replaying import compare, from_real, replay
 
 from specsim.blocktrace import read_trace
 from specsim.drafters.checkpoint import load_checkpoint
@@ -56,15 +55,16 @@ def main() -> None:
             )  # fmt: skip
             real = from_real(run, target.end_tokens, args.tokens, trace.gamma)
             walked = replay(trace, [p.id for p in prompts], scheduler, args.tokens, profile.step_seconds, engines)
-            (a, da), (b, db) = (statistics(c, trace.gamma)["tau"] for c in (real, walked))
+            tau = compare(real, walked, trace.gamma)["tau"]
             row = {
                 "staleness": staleness, "sequences": r, "cycles": len(real.accepted),
                 "draft_len_real": float(real.draft_len.mean()), "draft_len_replay": float(walked.draft_len.mean()),
-                "tau_real": a, "tau_replay": b, "bias": b / a - 1, "interval": 1.96 * math.hypot(da / a, db / b),
+                "tau_real": tau.real, "tau_replay": tau.replay, "bias": tau.replay / tau.real - 1,
+                "interval": 1.96 * tau.error / tau.real,
             }  # fmt: skip
             rows.append(row)
             print(
-                f"staleness {staleness}, R = {r}: τ real {a:.3f}, replay {b:.3f}, "
+                f"staleness {staleness}, R = {r}: τ real {tau.real:.3f}, replay {tau.replay:.3f}, "
                 f"bias {100 * row['bias']:+.1f} ± {100 * row['interval']:.1f} %, "
                 f"draft_len {row['draft_len_real']:.2f} / {row['draft_len_replay']:.2f}",
                 flush=True,

@@ -4,8 +4,9 @@
         --drafter experiments/smollm2/dspark --prompts prompts/test.jsonl --trace traces/smollm2-dspark-t1.parquet
 
 Same models and prompts: each scheduler decodes the prompts for real (draft, verify, rejection sampling) and walks
-their recorded responses. τ and conditional acceptance by position are compared with intervals clustered by response,
-family-wise 99 %. With a trace of temperature 0, cycles must agree one by one. Exit code 1 where they do not.
+their recorded responses. τ and conditional acceptance by position are compared, prompt by prompt, with intervals
+clustered by response, family-wise 99 %. With a trace of temperature 0, cycles must agree one by one. Exit code 1
+where they do not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from replaying import bound, from_real, replay, statistics, z_of
+from replaying import bound, compare, from_real, replay
 
 from specsim.blocktrace import read_trace
 from specsim.drafters.checkpoint import load_checkpoint
@@ -76,10 +77,12 @@ def main() -> int:
             }
             print(f"{scheduler}: {len(pairs[0])} cycles, {len(differ)} of {len(names)} responses differ", flush=True)
             continue
-        a, b = statistics(real, trace.gamma), statistics(walked, trace.gamma)
-        results[str(scheduler)] = {k: {"real": a[k], "replay": b[k], "z": z_of(a[k], b[k])} for k in a if k in b}
+        found = compare(real, walked, trace.gamma)
+        results[str(scheduler)] = {name: vars(c) | {"z": c.z} for name, c in found.items()}
+        tau = found["tau"]
         print(
-            f"{scheduler}: τ real {a['tau'][0]:.3f} ± {a['tau'][1]:.3f}, replay {b['tau'][0]:.3f} ± {b['tau'][1]:.3f}",
+            f"{scheduler}: τ real {tau.real:.3f}, replay {tau.replay:.3f}, difference "
+            f"{tau.replay - tau.real:+.3f} ± {tau.error:.3f} (one standard error)",
             flush=True,
         )
     if temperature > 0:

@@ -16,6 +16,9 @@ from specsim.blocktrace import Trace
 from specsim.drafters.speculate import HISTORY, Speculated
 from specsim.views import StepRecord, StepView
 
+FEW = 30
+"""Positions that fewer cycles reached are not compared: a normal bound would not hold for them."""
+
 
 @dataclass
 class Cycles:
@@ -85,30 +88,49 @@ def replay(
     return Cycles(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def ratio(cycles: Cycles, top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
-    """Σ top / Σ bottom and its standard error, clustered by request (delta method)."""
-    count = int(cycles.request.max()) + 1
-    tops, bottoms = (np.bincount(cycles.request, weights=x, minlength=count) for x in (top, bottom))
-    seen = np.bincount(cycles.request, minlength=count) > 0
-    tops, bottoms = tops[seen], bottoms[seen]
-    mean = tops.sum() / bottoms.sum()
-    n = len(tops)
-    error = math.sqrt(n / (n - 1) * ((tops - mean * bottoms) ** 2).sum()) / bottoms.sum()
-    return float(mean), error
+@dataclass
+class Compared:
+    """A ratio of sums over cycles, in real decoding and replayed, and the standard error of their difference."""
+
+    real: float
+    replay: float
+    error: float
+
+    @property
+    def z(self) -> float:
+        return (self.replay - self.real) / self.error
 
 
-def statistics(cycles: Cycles, gamma: int) -> dict[str, tuple[float, float]]:
-    """τ, and conditional acceptance at each position that was verified, with standard errors."""
-    found = {"tau": ratio(cycles, cycles.accepted + 1.0, np.ones(len(cycles.accepted)))}
+def compare(real: Cycles, walked: Cycles, gamma: int) -> dict[str, Compared]:
+    """τ, and conditional acceptance at each position that was verified often enough on both sides."""
+    found = {"tau": compare_ratios(*((c, c.accepted + 1.0, np.ones(len(c.accepted))) for c in (real, walked)))}
     for k in range(gamma):
-        reached = (cycles.accepted >= k) & (cycles.draft_len > k)
-        if reached.sum() >= 30:
-            found[f"position {k + 1}"] = ratio(cycles, reached & (cycles.accepted > k), reached)
+        sides = []
+        for c in (real, walked):
+            reached = (c.accepted >= k) & (c.draft_len > k)
+            sides.append((c, reached & (c.accepted > k), reached))
+        if all(reached.sum() >= FEW for _, _, reached in sides):
+            found[f"position {k + 1}"] = compare_ratios(*sides)
     return found
 
 
-def z_of(a: tuple[float, float], b: tuple[float, float]) -> float:
-    return (a[0] - b[0]) / math.hypot(a[1], b[1])
+def compare_ratios(
+    real: tuple[Cycles, np.ndarray, np.ndarray], walked: tuple[Cycles, np.ndarray, np.ndarray]
+) -> Compared:
+    """Σ top / Σ bottom of either side's (cycles, top, bottom), and the error of their difference.
+
+    Clustered by response (delta method). The sides answer the same prompts, so that their residuals are
+    taken together, prompt by prompt: what makes a prompt easy for both is no difference.
+    """
+    count = max(int(c.request.max()) for c, _, _ in (real, walked)) + 1
+    means, residual, seen = [], np.zeros(count), np.zeros(count, dtype=bool)
+    for sign, (cycles, top, bottom) in zip((-1, 1), (real, walked), strict=True):
+        tops, bottoms = (np.bincount(cycles.request, weights=x, minlength=count) for x in (top, bottom))
+        means.append(float(tops.sum() / bottoms.sum()))
+        residual += sign * (tops - means[-1] * bottoms) / bottoms.sum()
+        seen |= np.bincount(cycles.request, minlength=count) > 0
+    n = int(seen.sum())
+    return Compared(*means, math.sqrt(n / (n - 1) * (residual**2).sum()))
 
 
 def bound(comparisons: int, level: float = 0.99) -> float:
