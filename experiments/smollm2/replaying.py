@@ -98,7 +98,7 @@ class Compared:
 
     @property
     def z(self) -> float:
-        return (self.replay - self.real) / self.error
+        return (self.replay - self.real) / self.error if self.replay != self.real else 0.0
 
 
 def compare(real: Cycles, walked: Cycles, gamma: int) -> dict[str, Compared]:
