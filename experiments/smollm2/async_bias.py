@@ -15,11 +15,11 @@ import argparse
 import json
 from pathlib import Path
 
-from replaying import compare, from_real, replay
+from replaying import compare, from_real, replay, some_prompts
 
 from specsim.blocktrace import read_trace
 from specsim.drafters.checkpoint import load_checkpoint
-from specsim.drafters.prompts import prompt_tokens, read_prompts
+from specsim.drafters.prompts import prompt_tokens
 from specsim.drafters.speculate import speculate
 from specsim.drafters.target import load_target
 from specsim.hardware import load_profile
@@ -41,9 +41,7 @@ def main() -> None:
     target = load_target(args.target, "float32")
     drafter = load_checkpoint(args.drafter, target)
     trace, profile = read_trace(args.trace), load_profile(args.profile)
-    known = set(trace.request_ids)
-    prompts = [p for p in read_prompts(args.prompts) if p.id in known]
-    prompts = prompts[:: max(1, len(prompts) // args.limit)][: args.limit]
+    prompts = some_prompts(args.prompts, trace, args.limit)
     tokens = [prompt_tokens(target.tokenizer, p) for p in prompts]
     rows = []
     for staleness in map(int, args.staleness.split(",")):

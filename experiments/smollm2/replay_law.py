@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from replaying import bound, compare, from_real, replay
+from replaying import bound, compare, from_real, replay, some_prompts
 
 from specsim.blocktrace import read_trace
 from specsim.drafters.checkpoint import load_checkpoint
-from specsim.drafters.prompts import prompt_tokens, read_prompts
+from specsim.drafters.prompts import prompt_tokens
 from specsim.drafters.speculate import speculate
 from specsim.drafters.target import load_target
 from specsim.schedulers import StaticGamma, Threshold
@@ -44,9 +44,7 @@ def main() -> int:
     drafter = load_checkpoint(args.drafter, target)
     trace = read_trace(args.trace)
     temperature = float(trace.meta.temperature or 0.0)
-    known = set(trace.request_ids)
-    prompts = [p for p in read_prompts(args.prompts) if p.id in known]
-    prompts = prompts[:: max(1, len(prompts) // args.limit)][: args.limit]
+    prompts = some_prompts(args.prompts, trace, args.limit)
     names = [p.id for p in prompts]
     tokens = [prompt_tokens(target.tokenizer, p) for p in prompts]
     results, wrong = {}, 0

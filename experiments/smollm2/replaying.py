@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 
 from specsim.blocktrace import Trace
+from specsim.drafters.prompts import Prompt, read_prompts
 from specsim.drafters.speculate import HISTORY, Speculated
 from specsim.views import StepRecord, StepView
 
@@ -31,6 +33,14 @@ class Cycles:
 
     def select(self, mask: np.ndarray) -> Cycles:
         return Cycles(self.request[mask], self.position[mask], self.draft_len[mask], self.accepted[mask])
+
+
+def some_prompts(path: Path, trace: Trace, limit: int) -> list[Prompt]:
+    """``limit`` prompts of the file that the trace has a response to, spread over it: every domain has its share."""
+    known = set(trace.request_ids)
+    prompts = [p for p in read_prompts(path) if p.id in known]
+    chosen = np.linspace(0, len(prompts) - 1, min(limit, len(prompts))).round().astype(int)
+    return [prompts[i] for i in chosen]
 
 
 def from_real(run: Speculated, ends: Sequence[int], most: int, gamma: int) -> Cycles:
