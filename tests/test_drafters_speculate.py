@@ -242,6 +242,19 @@ def test_what_a_scheduler_sees(target):
     assert seen[1][1][-1] == ([2, 2, 2], [c.accepted + 1 for c in out.cycles[:3]])
 
 
+@pytest.mark.parametrize("kind", ["dspark", "reduced", "lookup", "small"])
+def test_expected_is_accepted_on_average(target, kind):
+    out = speculate(target, made(kind), [PROMPT] * 2000, StaticGamma(3), max_tokens=LENGTH, seed=3, ends=())
+    gap = np.array([c.accepted - c.expected for c in out.cycles])
+    assert gap.std() > 0.1
+    assert abs(gap.mean()) < 4 * gap.std() / len(gap) ** 0.5
+    chances = np.array([c.expected for c in out.cycles])
+    assert chances.min() >= 0
+    assert (chances <= np.array([min(c.accepted + 1, c.draft_len) for c in out.cycles]) + 1e-5).all()
+    sure = speculate(target, made(kind), [PROMPT], StaticGamma(3), max_tokens=20, temperature=0.0, ends=())
+    assert [c.expected for c in sure.cycles] == [c.accepted for c in sure.cycles]
+
+
 def test_a_scheduler_that_needs_confidences_and_a_drafter_without(target):
     with one_line("confidences"):
         speculate(target, made("eagle3"), [PROMPT], Threshold(0.5), max_tokens=4)

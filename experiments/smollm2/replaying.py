@@ -24,15 +24,19 @@ FEW = 30
 
 @dataclass
 class Cycles:
-    """One entry a cycle: ``request``, ``position`` of its anchor, ``draft_len`` verified, ``accepted`` of them."""
+    """One entry a cycle: ``request``, ``position`` of its anchor, ``draft_len`` verified, ``accepted`` of them.
+
+    ``expected``: the chances of survival at the positions reached, added up: on average ``accepted``, with less luck.
+    """
 
     request: np.ndarray
     position: np.ndarray
     draft_len: np.ndarray
     accepted: np.ndarray
+    expected: np.ndarray
 
     def select(self, mask: np.ndarray) -> Cycles:
-        return Cycles(self.request[mask], self.position[mask], self.draft_len[mask], self.accepted[mask])
+        return Cycles(*(column[mask] for column in vars(self).values()))
 
 
 def some_prompts(path: Path, trace: Trace, limit: int) -> list[Prompt]:
@@ -46,7 +50,7 @@ def some_prompts(path: Path, trace: Trace, limit: int) -> list[Prompt]:
 def from_real(run: Speculated, ends: Sequence[int], most: int, gamma: int) -> Cycles:
     """The cycles that a recorder would have had a row for: the block ends before the answer does."""
     lengths = [len(o) - (o[-1] in ends) for o in run.outputs]
-    rows = [(c.request, c.position, c.draft_len, c.accepted) for c in run.cycles]
+    rows = [(c.request, c.position, c.draft_len, c.accepted, c.expected) for c in run.cycles]
     cycles = Cycles(*(np.array(column) for column in zip(*rows, strict=True)))
     limit = np.minimum(np.array(lengths) - gamma, most)
     return cycles.select(cycles.position < limit[cycles.request])
@@ -70,6 +74,8 @@ def replay(
         spans[name] = (rows[0], min(len(rows), most))
     start = np.array([spans[name][0] if name in spans else 0 for name in names])
     length = np.array([spans[name][1] if name in spans else 0 for name in names])
+    chances = np.nan_to_num(trace.accept_rate.astype(np.float64))  # NaN past the first rejection: not reached
+    chances = np.pad(chances.cumsum(1), ((0, 0), (1, 0)))
     confidences = trace.confidence
     survivals = None if confidences is None else confidences.astype(np.float64).cumprod(1)
     policies = [scheduler.start() if hasattr(scheduler, "start") else scheduler for _ in range(engines)]
@@ -93,7 +99,7 @@ def replay(
             lens = np.minimum(policies[engine](view), trace.proposed[rows])
             accepted = np.minimum(trace.accepted[rows], lens)
             previous[engine].append(StepRecord(view, lens, accepted + 1))
-            found.append((requests, position[requests], lens, accepted))
+            found.append((requests, position[requests], lens, accepted, chances[rows, lens]))
             position[requests] += accepted + 1
     return Cycles(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
@@ -112,8 +118,14 @@ class Compared:
 
 
 def compare(real: Cycles, walked: Cycles, gamma: int) -> dict[str, Compared]:
-    """τ, and conditional acceptance at each position that was verified often enough on both sides."""
-    found = {"tau": compare_ratios(*((c, c.accepted + 1.0, np.ones(len(c.accepted))) for c in (real, walked)))}
+    """τ (by what was accepted, and by what was to be expected), and conditional acceptance by position.
+
+    Positions are compared that were verified often enough on both sides.
+    """
+    found = {
+        name: compare_ratios(*((c, getattr(c, column) + 1.0, np.ones(len(c.request))) for c in (real, walked)))
+        for name, column in (("tau", "accepted"), ("tau by chances", "expected"))
+    }
     for k in range(gamma):
         sides = []
         for c in (real, walked):

@@ -33,13 +33,15 @@ class Cycle:
     """One draft-verify cycle of one request.
 
     ``request`` its index, ``position`` of the anchor among the output tokens, ``draft_len`` verified,
-    ``accepted`` of them; ``confidence`` float[γ] or None.
+    ``accepted`` of them; ``confidence`` float[γ] or None. ``expected``: the chances of survival Σ min(p, q) at
+    the positions reached, added up: on average it is ``accepted``, with less luck in it.
     """
 
     request: int
     position: int
     draft_len: int
     accepted: int
+    expected: float
     confidence: NDArray[np.float32] | None
 
 
@@ -89,13 +91,15 @@ def speculate(
                 views[engine] = rows, _view(batch, made, rows, step_seconds, previous[engine])
                 lens[rows] = policies[engine](views[engine][1])
         lens = np.minimum(lens, made.proposed[:, 0].cpu().numpy())
-        kept, tokens = (t.cpu().numpy() for t in batch.verify(made, torch.as_tensor(lens, device=target.device)))
+        asked = torch.as_tensor(lens, device=target.device)
+        kept, expected, tokens = (t.cpu().numpy() for t in batch.verify(made, asked))
         for engine, (rows, view) in views.items():
             previous[engine].append(StepRecord(view, lens[rows], kept[rows] + 1))
         for i, request in enumerate(going):
             output = done.outputs[request]
             confidence = None if made.confidence is None else made.confidence[i, 0].cpu().numpy()
-            done.cycles.append(Cycle(request, len(output) - 1, int(lens[i]), int(kept[i]), confidence))
+            counts = int(lens[i]), int(kept[i]), float(expected[i])
+            done.cycles.append(Cycle(request, len(output) - 1, *counts, confidence))
             _extend(output, tokens[i, : kept[i] + 1].tolist(), stops, max_tokens)
     return done
 
@@ -135,21 +139,24 @@ class Batch:
         anchors, positions = self.anchors[:, None], self.cache.lengths[:, None]
         return draft(self.drafter, self.context, anchors, positions, self.temperature, sampler(self.generator))
 
-    def verify(self, made: Draft, lens: Tensor) -> tuple[Tensor, Tensor]:
+    def verify(self, made: Draft, lens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Verify the first ``lens`` int[R] tokens of each block by rejection sampling.
 
-        Returns how many of them are kept int[R], and the tokens int[R, longest + 1] with the target's own
-        token after the kept ones.
+        Returns how many of them are kept int[R], how many were to be expected [R] (see Cycle), and the tokens
+        int[R, longest + 1] with the target's own token after the kept ones.
         """
         rows = torch.arange(len(lens), device=lens.device)
         longest = int(lens.max())
         drafted = made.tokens[:, 0, :longest]
         fed = torch.cat((self.anchors[:, None], drafted), 1)
         last, hidden = self.target.forward(fed, self.cache, self.drafter.target_layers)
-        kept = torch.zeros_like(lens)
+        kept, expected = torch.zeros_like(lens), torch.zeros(len(lens), device=lens.device)
         for k in range(longest):
             going = ((kept == k) & (k < lens)).nonzero()[:, 0]
-            p_x = self._target(last[going, k]).gather(1, drafted[going, k, None])[:, 0]
+            p = self._target(last[going, k])
+            p_x = p.gather(1, drafted[going, k, None])[:, 0]
+            common = p if self.drafter.vocabulary is None else p[:, self.drafter.vocabulary]
+            expected[going] += torch.minimum(common, made.q[k][going, 0]).sum(-1)
             draws = torch.rand(len(going), generator=self.generator, device=lens.device)
             kept[going] += draws * made.draft_prob[going, 0, k] < p_x
         # Refused at its place: what the target has beyond the drafter. All kept: the target's own.
@@ -165,7 +172,7 @@ class Batch:
         self.drafter.read(self.context, follow, hidden, slots)
         self.cache.keep(kept + 1)
         self.anchors = token
-        return kept, tokens
+        return kept, expected, tokens
 
     def select(self, requests: Sequence[int]) -> None:
         """Go on with these ``requests`` only."""
