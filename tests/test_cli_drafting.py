@@ -398,6 +398,23 @@ def test_a_start_of_another_vocabulary_or_rank(train, models, tmp_path):
         assert torch.equal(theirs.fc.weight, mine.fc.weight)
 
 
+def test_a_training_that_overflows_leaves_no_drafter(train, tmp_path):
+    code, text, err = train("--layers", "0,2", "--learning-rate", 1e30)
+    assert (code, text) == (2, "")
+    assert "is not a number: expected a smaller learning rate" in err
+    assert not (tmp_path / "drafter/config.json").exists()
+
+
+def test_a_finished_drafter_is_not_replaced_by_another_kind(train, tmp_path):
+    assert train("--layers", "0,2")[0] == 0
+    (tmp_path / "drafter/training.pt").unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "drafter").iterdir()}
+    code, _, err = train("--layers", "0,2", "--kind", "dflash")
+    assert code == 2
+    assert "training.json: kind: 'dspark' in the training begun there, got 'dflash'" in err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "drafter").iterdir()} == before
+
+
 def test_mistakes_of_training_are_one_line(train, models, checkpoint, tmp_path):
     short = tmp_path / "short.jsonl"
     short.write_text('{"prompt": "w1"}')
@@ -414,7 +431,8 @@ def test_mistakes_of_training_are_one_line(train, models, checkpoint, tmp_path):
         (("--work", short), "short.jsonl: cannot write there"),
         (("--prompts", tmp_path / "no.jsonl"), "no.jsonl: cannot read"),
         (("--prompts", short), "responses: 1 answers of more than 3 tokens"),
-        (("--target", checkpoint), "drafter: cannot load the target"),
+        (("--target", checkpoint), "drafter: is a drafter (Qwen3DSparkModel), expected the model it drafts for"),
+        (("--device", "meta"), "device: 'meta', expected auto, cpu, or cuda"),
     ]:
         code, text, err = train(*flags)
         assert (code, text) == (2, ""), (flags, err)

@@ -135,6 +135,10 @@ def test_other_architectures(folder):
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"mask_token_id": 12}, "mask_token_id"),
         ({"from_target": ["norm"]}, "from_target"),
+        ({"block_size": 99}, "block_size"),
+        ({"intermediate_size": 2**61}, "intermediate_size"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": -1.0}, "rope_theta"),
     ],
 )
 def test_keys_of_the_config(folder, keys, named):
@@ -149,7 +153,7 @@ def test_a_key_that_is_missing_and_a_config_that_is_no_json(folder):
     path.write_text(json.dumps({k: v for k, v in whole.items() if k != "head_dim"}))
     with one_line(path, "head_dim", "missing"):
         load_checkpoint(folder)
-    for text in ("{", "[1]"):
+    for text in ("{", "[1]", "[" * 100_000, f'{{"hidden_size": {"1" * 5000}}}'):
         path.write_text(text)
         with one_line(path):
             load_checkpoint(folder)
@@ -173,6 +177,7 @@ def swap(name, value):
         (swap("layers.1.mlp.up_proj.weight", None), ["layers.1.mlp.up_proj.weight", "missing", "[24, 16]"]),
         (swap("confidence_head.proj.bias", torch.zeros(2)), ["confidence_head.proj.bias", "[1]", "[2]"]),
         (lambda t: t.update(extra=torch.zeros(1)), ["extra", "not known"]),
+        (swap("norm.weight", torch.full((16,), torch.nan)), ["norm.weight", "NaN"]),
         (swap("draft_vocabulary", None), ["draft_vocabulary", "[5]", "none"]),
         (swap("draft_vocabulary", torch.arange(4)), ["draft_vocabulary", "[5]", "[4]"]),
         (swap("draft_vocabulary", torch.tensor([0, 1, 1, 2, 3])), ["draft_vocabulary", "different"]),

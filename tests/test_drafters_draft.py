@@ -223,6 +223,18 @@ def test_probabilities():
     assert probabilities(logits, 0.5)[1:].tolist() == [[0, 1, 0], [0, 0, 0]]
 
 
+def test_a_drafter_that_overflows_is_no_drafter():
+    drafter = tiny_drafter()
+    drafter.fc.weight.data.fill_(1e38)
+    context = drafter.context(1, 4)
+    tokens, hidden = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 3, len(drafter.target_layers), 16)
+    drafter.read(context, tokens, hidden * 1e38, torch.arange(3)[None])
+    with one_line("drafter", "not numbers"):
+        draft(
+            drafter, context, tokens[:, :1], torch.tensor([[2]]), 1.0, lambda k, q: torch.zeros(1, 1, dtype=torch.long)
+        )
+
+
 def test_draws_follow_the_weights_whatever_their_sum():
     weights = torch.tensor([0.5, 0.0, 2.0, 1.5]).expand(2, 20_000, 4)
     drawn = pick(weights, torch.Generator().manual_seed(0))

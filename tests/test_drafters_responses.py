@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
 from tiny_models import answers, chi_square, joint, one_line, plain_model, plain_states, prompts, tiny_target, torch
 
@@ -125,10 +128,27 @@ def test_another_seed_gives_other_answers(target, folder, tmp_path):
 
 def test_another_recipe_or_other_prompts_are_refused(target, folder):
     before = content(folder)
-    for texts, fields in ((TEXTS, {"seed": 2}), (TEXTS, {"temperature": 1.0}), (TEXTS[1:], {})):
-        with one_line(folder / "responses.json", "another recipe"):
+    changed = [TEXTS[0][::-1] + "a", *TEXTS[1:]]
+    for texts, fields, words in (
+        (TEXTS, {"seed": 2}, "another recipe"),
+        (TEXTS, {"temperature": 1.0}, "another recipe"),
+        (TEXTS[1:], {}, "other prompts"),
+        (changed, {}, "other prompts"),  # under the same ids
+    ):
+        with one_line(folder / "responses.json", words):
             respond(target, prompts(texts), folder, recipe(target, **fields))
+    renamed = [replace(p, domain="other") for p in prompts(TEXTS)]
+    with one_line(folder / "responses.json", "other prompts"):
+        respond(target, renamed, folder, recipe(target))
     assert content(folder) == before
+
+
+def test_answers_that_do_not_say_how_they_were_made_are_not_used(target, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "responses.json").unlink()
+    with one_line(copy, "without responses.json"):
+        respond(target, prompts(TEXTS), copy, recipe(target, temperature=0.5))
+    assert not (copy / "responses.json").exists()
 
 
 def test_prompts_that_are_too_long_are_left_out(target, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_models import CONFIGS, one_line, plain_model, plain_states, tiny_target, torch
 
-from specsim.drafters.target import KVCache, load_target, pick_dtype
+from specsim.drafters.target import KVCache, load_target, pick_device, pick_dtype
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -114,5 +114,34 @@ def test_what_is_no_model(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with one_line(tmp_path, "cannot load"):
         load_target(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3Eagle3Model"]}')
+    with one_line(tmp_path, "is a drafter (Qwen3Eagle3Model)"):
+        load_target(tmp_path)
+    for device in ("meta", "tpu9"):
+        with one_line("device", device):
+            pick_device(device)
     with one_line("dtype", "'int8'"):
         pick_dtype("int8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (lambda t: t.pop("model.layers.2.mlp.up_proj.weight"), ["model.layers.2.mlp.up_proj.weight", "missing"]),
+        (lambda t: t.pop("lm_head.weight"), ["lm_head.weight", "missing"]),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(3)}),
+            ["model.norm.weight", "expected [16], got [3]"],
+        ),
+        (lambda t: t["model.norm.weight"].fill_(torch.nan), ["not numbers"]),
+    ],
+)
+def test_weights_that_are_not_all_there_are_not_drawn_at_random(tmp_path, change, parts):
+    safetensors = pytest.importorskip("safetensors.torch")
+    tiny_target().model.save_pretrained(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    tensors = safetensors.load_file(path)
+    change(tensors)
+    safetensors.save_file(tensors, path, {"format": "pt"})
+    with one_line(tmp_path.name, *parts):
+        load_target(tmp_path, "float32")

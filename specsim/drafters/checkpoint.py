@@ -60,6 +60,8 @@ def load_checkpoint(
             raise SpecsimError(f"{folder}: tensor {name} is missing: expected {list(shape)}")
         if tuple(tensors[name].shape) != shape:
             raise SpecsimError(f"{folder}: tensor {name}: expected {list(shape)}, got {list(tensors[name].shape)}")
+        if not tensors[name].isfinite().all():
+            raise SpecsimError(f"{folder}: tensor {name}: expected numbers, got NaN or infinity in it")
     if unknown := sorted(set(tensors) - set(shapes)):
         raise SpecsimError(f"{folder}: tensor {unknown[0]} is not known for this architecture")
     dtype = dtype or (target.embedding.dtype if target else torch.float32)
@@ -74,7 +76,7 @@ def read_config(folder: Path) -> DraftConfig:
     path = folder / "config.json"
     try:
         data = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecsimError(f"{path}: expected JSON: {error}") from error
     names = data.get("architectures") if isinstance(data, dict) else None
     if names not in ([DSPARK], [EAGLE3]):

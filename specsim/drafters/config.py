@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=2**24)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Gamma = Annotated[int, Field(ge=1, le=64)]
 
 DSPARK = "Qwen3DSparkModel"
 EAGLE3 = "Qwen3Eagle3Model"
@@ -32,12 +34,12 @@ class DraftConfig(BaseModel):
     head_dim: Positive
     num_hidden_layers: Positive
     vocab_size: Positive
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
+    rms_norm_eps: AboveZero = 1e-6
+    rope_theta: AboveZero = 10000.0
     num_target_layers: Positive
     target_layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-    block_size: Positive = 7
-    ttt_length: Positive = 7
+    block_size: Gamma = 7
+    ttt_length: Gamma = 7
     mask_token_id: Annotated[int, Field(ge=0)] = 0
     markov_rank: Annotated[int, Field(ge=0)] = 0
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specsim.types import SpecsimError
+
 
 class Blocks(Protocol):
     """Blocks in the making."""
@@ -84,6 +86,8 @@ def draft(
         tokens.append(before)
         confidences.append(None if confidence is None else confidence.float().sigmoid())
     draft_prob = torch.stack(probs, -1)
+    if draft_prob.isnan().any():
+        raise SpecsimError("drafter: its logits are not numbers, expected weights that do not overflow")
     heads = [c for c in confidences if c is not None]
     return Draft(
         tokens=torch.stack(tokens, -1),

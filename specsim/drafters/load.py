@@ -115,7 +115,7 @@ def _is_model(folder: Path) -> bool:
         return folder.is_dir() and any(folder.glob("*.gguf"))
     try:
         data = json.loads(read_text(config))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecsimError(f"{config}: expected JSON: {error}") from error
     names = data.get("architectures") if isinstance(data, dict) else None
     return isinstance(names, list) and any(str(name).endswith("ForCausalLM") for name in names)

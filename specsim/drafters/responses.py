@@ -6,6 +6,7 @@ how they were made. A shard that is there is not made again, so an interrupted r
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,12 +53,13 @@ class Recipe(BaseModel):
 
 
 class Manifest(BaseModel):
-    """``responses.json``: the recipe and the ids of the prompts."""
+    """``responses.json``: the recipe, the ids of the prompts and a hash of their domains and tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     recipe: Recipe
     prompts: tuple[str, ...]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,16 @@ def respond(
     # Prompts of like length share a batch: less padding. Equal lengths stay in the order given.
     tokens.sort(key=lambda item: len(item[1]))
     batches = [tokens[i : i + recipe.batch] for i in range(0, len(tokens), recipe.batch)]
-    made = Manifest(recipe=recipe, prompts=tuple(p.id for p, _ in tokens))
+    content = json.dumps([(p.id, p.domain, ids) for p, ids in tokens]).encode()
+    made = Manifest(recipe=recipe, prompts=tuple(p.id for p, _ in tokens), sha256=hashlib.sha256(content).hexdigest())
     if manifest.exists():
-        if read_json(manifest, Manifest) != made:
-            raise SpecsimError(f"{manifest}: made by another recipe or other prompts, expected the same or no folder")
+        old = read_json(manifest, Manifest)
+        if old.recipe != made.recipe:
+            raise SpecsimError(f"{manifest}: made by another recipe, expected the same or no folder")
+        if old != made:
+            raise SpecsimError(f"{manifest}: made from other prompts, expected the same or no folder")
+    elif any(folder.glob("shard-*")):
+        raise SpecsimError(f"{folder}: answers without {MANIFEST}, which says how they were made: expected no folder")
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(manifest, made)
@@ -242,7 +250,9 @@ def _read_shard(path: Path) -> Iterator[Response]:
             names = json.loads(file.metadata()["names"])
             tensors = {name: file.get_tensor(name) for name in TENSORS}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise SpecsimError(f"{path}: expected a shard of responses: {error}") from error
+        raise SpecsimError(
+            f"{path}: expected a shard of answers, delete it and they are made again: {error}"
+        ) from error
     start = 0
     for row, length in enumerate(tensors["lengths"].tolist()):
         part = slice(start, start + length)

@@ -42,9 +42,10 @@ def open_run(folder: Path, run: Run) -> None:
     Raises SpecsimError naming the file and what differs if another drafter or another training is there.
     """
     path = folder / RUN
-    if not path.exists() and (folder / "config.json").exists():
+    learnt = any((folder / name).exists() for name in (STATE, "config.json"))
+    if learnt and not path.exists():
         raise SpecsimError(f"{folder}: holds a drafter already, expected another folder")
-    if not (path.exists() and (folder / STATE).exists()):  # nothing learnt yet
+    if not learnt:
         write_json(path, run)
         return
     old = read_json(path, Run)

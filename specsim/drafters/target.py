@@ -6,6 +6,7 @@ Any ``transformers`` causal LM works: a model folder, or a GGUF file (or a folde
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from specsim.drafters.config import DSPARK, EAGLE3
 from specsim.types import SpecsimError
 
 ATTENTION = "specsim"
@@ -192,6 +194,8 @@ def load_target(path: str | Path, dtype: str = "auto", device: str = "auto") -> 
     """
     path = Path(path)
     folder, gguf = (path.parent, path.name) if path.suffix == ".gguf" else (path, None)
+    if gguf is None and (name := _drafter_of(path)):
+        raise SpecsimError(f"{path}: is a drafter ({name}), expected the model it drafts for")
     if gguf is None and path.is_dir() and not (path / "config.json").exists():
         found = sorted(path.rglob("*.gguf"))
         if len(found) == 1:
@@ -205,18 +209,35 @@ def load_target(path: str | Path, dtype: str = "auto", device: str = "auto") -> 
     source: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
     try:
         with redirect_stderr(StringIO()):  # a GGUF draws a progress bar of its own, whatever it is told
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=kind, attn_implementation=ATTENTION, local_files_only=True, **source
-            )
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=kind, attn_implementation=ATTENTION, local_files_only=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, **source,
+            )  # fmt: skip
         tokenizer = None
         if gguf or (folder / "tokenizer_config.json").exists() or (folder / "tokenizer.json").exists():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **source)
     except Exception as error:  # transformers raises of every kind for a broken file
-        raise SpecsimError(f"{path}: cannot load the target: {str(error).strip().splitlines()[0]}") from error
+        why = " ".join(str(error).split())
+        raise SpecsimError(f"{path}: cannot load the target: {why[:300]}") from error
+    # What transformers did not find it would draw at random.
+    for name, *shapes in sorted(found["mismatched_keys"]):
+        got, wanted = (list(shape) for shape in shapes)
+        raise SpecsimError(f"{path}: tensor {name}: expected {wanted}, got {got}")
+    if missing := sorted(found["missing_keys"]):
+        raise SpecsimError(f"{path}: tensor {missing[0]} is missing")
     name = gguf.removesuffix(".gguf") if gguf else (path.resolve().name)
     target = Target(model.eval().requires_grad_(False).to(where), tokenizer, name)
     check_head(target)
     return target
+
+
+def _drafter_of(folder: Path) -> str | None:
+    """The architecture of the drafter in ``folder``; None for whatever else is there."""
+    try:
+        names = json.loads((folder / "config.json").read_bytes())["architectures"]
+        return str(names[0]) if names[0] in (DSPARK, EAGLE3) else None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, IndexError):
+        return None  # loading it says more
 
 
 @torch.inference_mode()
@@ -225,6 +246,8 @@ def check_head(target: Target) -> None:
     token = torch.zeros(1, 1, dtype=torch.long, device=target.device)
     theirs = target.model(input_ids=token, use_cache=False).logits.float()
     ours = (target.forward(token)[0] @ target.head.T).float()
+    if not theirs.isfinite().all():
+        raise SpecsimError(f"target {target.name}: its logits are not numbers: is a weight NaN?")
     if ours.shape != theirs.shape or (ours - theirs).abs().max() > 0.03 * theirs.abs().max():
         raise SpecsimError(
             f"target {target.name}: its logits are not its final states times the head: "
@@ -237,7 +260,9 @@ def pick_device(device: str = "auto") -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, device=device).device
+        probe = torch.zeros(1, device=device)
+        probe.item()  # not every device holds numbers
+        return probe.device
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
         raise SpecsimError(f"device: {device!r}, expected auto, cpu, or cuda where there is one") from error
 

@@ -281,6 +281,8 @@ def train(
         since += 1
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + float(value.detach())
+        if not math.isfinite(sum(sums.values())):
+            raise SpecsimError(f"training: the loss of step {step} is not a number: expected a smaller learning rate")
         if step % every == 0 or step == training.steps:
             survival = held_out_acceptance(model, target, tests, recipe.temperature, ids)
             row: dict[str, Any] = {
