@@ -38,9 +38,10 @@ def first_positions(target: Target, drafter: DSpark, folder: Path, stride: int) 
     generator = torch.Generator().manual_seed(0)
     parts: dict[str, list[Tensor]] = {name: [] for name in ("features", "logit", "chance", "survived")}
     for response in responses:
-        at = torch.arange(*anchor_range(response, drafter.gamma), stride)
-        if not len(at):
+        first, end = anchor_range(response, drafter.gamma)
+        if first >= end:
             continue
+        at = torch.arange(first, end, stride)
         tokens, size = response.tokens, len(response.tokens) - 1
         context = drafter.context(1, size)
         drafter.read(context, tokens[None], response.hidden[:size, columns].float()[None], torch.arange(size)[None])
