@@ -21,16 +21,21 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Call ``write(temporary path)`` in the folder of ``path``, then rename the result onto ``path``.
 
     Missing folders are made. Whatever goes wrong (no permission, disk full), the temporary file
-    is removed, an older file at ``path`` stays as it was, and a SpecsimError says why.
+    is removed, an older file at ``path`` stays as it was, and a SpecsimError says why. A device or
+    a pipe, onto which nothing can be renamed, is written to as it is.
     """
     path = Path(path)
     temporary: Path | None = None
     try:
+        if _is_device(path):
+            with tempfile.TemporaryDirectory() as folder:
+                # pyarrow removes what it could not finish: then the link goes, not the device.
+                link = Path(folder, path.name)
+                link.symlink_to(path.absolute())
+                write(link)
+            return path
         if path.is_symlink():
             path = path.resolve()  # the link stays, what it points to is replaced
-        if path.exists() and not path.is_file() and not path.is_dir():
-            write(path)  # a device or a pipe: nothing to rename onto
-            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise SpecsimError(f"{path}: is a folder, expected a file name to write to")
@@ -153,6 +158,11 @@ def first_error(error: ValidationError, data: Any = None) -> str:
 
 def _has(data: dict[Any, Any] | list[Any], step: str | int) -> bool:
     return step in data if isinstance(data, dict) else isinstance(step, int) and step < len(data)
+
+
+def _is_device(path: Path) -> bool:
+    """Whether ``path`` is there and is neither a file nor a folder: a device, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _umask() -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import make_profile
+from conftest import make_blocks, make_profile
 from pydantic import BaseModel, ConfigDict
 
+from specsim.blocktrace import write_trace
 from specsim.files import read_json, read_start, read_text, write_atomic, write_json, write_text
 from specsim.hardware import Profile, save_profile
 from specsim.types import SpecsimError
@@ -143,6 +145,47 @@ def test_a_device_that_is_full(tmp_path):
     with pytest.raises(SpecsimError, match=r"a\.txt: cannot write: No space left on device"):
         write_atomic(tmp_path / "a.txt", write)
     assert names(tmp_path) == []
+
+
+def removes_what_it_could_not_write(path: Path) -> None:
+    """A writer as pyarrow's is."""
+    os.remove(path)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_outlives_a_writer_that_removes_its_file(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(SpecsimError, match=f"{name}: cannot write: No space left on device"):
+        write_atomic(tmp_path / name, removes_what_it_could_not_write)
+    assert names(tmp_path) == ["link", "pipe"]
+    assert (tmp_path / "link").is_fifo()
+
+
+def test_a_device_outlives_a_trace_that_it_has_no_space_for(tmp_path):
+    node = tmp_path / "full"
+    try:
+        os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+        node.open("w").close()
+    except (AttributeError, OSError) as error:
+        pytest.skip(f"needs to make and open a device: {error}")
+    with pytest.raises(SpecsimError, match=r"full: cannot write: .*No space left on device"):
+        write_trace(make_blocks([0, 1], 2), node)
+    assert node.is_char_device()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert write_text(tmp_path / "pipe", "x") == tmp_path / "pipe"
+        assert os.read(reader, 10) == b"x"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
