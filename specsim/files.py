@@ -47,7 +47,7 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
-        raise SpecsimError(f"{path}: cannot write: {error.strerror or error}") from error
+        raise SpecsimError(f"{path}: cannot write: {_reason(error, path.parent)}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def check_folder(folder: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise SpecsimError(f"{folder}: cannot write there: {error.strerror or error}") from error
+        raise SpecsimError(f"{folder}: cannot write there: {_reason(error, folder)}") from error
     return folder
 
 
@@ -158,6 +158,14 @@ def first_error(error: ValidationError, data: Any = None) -> str:
 
 def _has(data: dict[Any, Any] | list[Any], step: str | int) -> bool:
     return step in data if isinstance(data, dict) else isinstance(step, int) and step < len(data)
+
+
+def _reason(error: OSError, folder: Path) -> str:
+    """Why nothing could be written in ``folder``: the file that stands in its way, or what the system says."""
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place) and not os.path.isdir(place):
+            return f"{place} is not a folder"
+    return error.strerror or str(error)
 
 
 def _is_device(path: Path) -> bool:

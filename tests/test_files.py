@@ -14,7 +14,7 @@ from conftest import make_blocks, make_profile
 from pydantic import BaseModel, ConfigDict
 
 from specsim.blocktrace import write_trace
-from specsim.files import read_json, read_start, read_text, write_atomic, write_json, write_text
+from specsim.files import check_folder, read_json, read_start, read_text, write_atomic, write_json, write_text
 from specsim.hardware import Profile, save_profile
 from specsim.types import SpecsimError
 
@@ -193,7 +193,11 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     for path in (tmp_path / "file" / "a.txt", tmp_path / "file" / "deep" / "a.txt"):
         with pytest.raises(SpecsimError) as error:
             write_text(path, "x")
-        assert str(error.value).startswith(f"{path}: cannot write: ")
+        assert str(error.value) == f"{path}: cannot write: {tmp_path / 'file'} is not a folder"
+    for folder in (tmp_path / "file", tmp_path / "file" / "deep"):
+        with pytest.raises(SpecsimError) as error:
+            check_folder(folder)
+        assert str(error.value) == f"{folder}: cannot write there: {tmp_path / 'file'} is not a folder"
     assert names(tmp_path) == ["file"]
     with pytest.raises(SpecsimError, match="cannot write"):
         save_profile(make_profile(), tmp_path / "file" / "p.json")
