@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,9 @@ from pydantic import BaseModel, ValidationError
 from specsim.types import SpecsimError
 
 Model = TypeVar("Model", bound=BaseModel)
+
+Named = Mapping[str, Path | Sequence[Path] | None]
+"""What options or arguments name: a path, several, or nothing."""
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
@@ -68,11 +71,26 @@ def check_folder(folder: str | Path) -> Path:
 
 def check_output(option: str, path: Path | None) -> None:
     """See that a file can be written to ``path``, which ``option`` gave: before the work, not after it."""
-    if path is None:
+    if path is None or _is_device(path):
         return
     check_folder(path.parent)
     if path.is_dir():
         raise SpecsimError(f"{option}: expected a file name, got the folder {path}")
+
+
+def check_apart(outputs: Named, inputs: Named) -> None:
+    """See that no output would be written over an input or another output: before the work, not after it.
+
+    Both are by the option that names them. Devices and pipes hold nothing that could be lost.
+    """
+    written, read = _named_paths(outputs), _named_paths(inputs)
+    for i, (option, path) in enumerate(written):
+        for name, other in read:
+            if _is_same(path, other):
+                raise SpecsimError(f"{option}: {path}: is the input {name}, expected another path")
+        for name, other in written[:i]:
+            if _is_same(path, other):
+                raise SpecsimError(f"{option}: {path}: is also written by {name}, expected another path")
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -168,9 +186,21 @@ def _reason(error: OSError, folder: Path) -> str:
     return error.strerror or str(error)
 
 
+def _named_paths(named: Named) -> list[tuple[str, Path]]:
+    """One pair of option and path for each path but devices."""
+    listed = {name: [given] if isinstance(given, Path) else given or [] for name, given in named.items()}
+    return [(name, path) for name, paths in listed.items() for path in paths if not _is_device(path)]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    if os.path.exists(one) and os.path.exists(other):
+        return os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def _is_device(path: Path) -> bool:
     """Whether ``path`` is there and is neither a file nor a folder: a device, a pipe."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _umask() -> int:

@@ -14,7 +14,17 @@ from conftest import make_blocks, make_profile
 from pydantic import BaseModel, ConfigDict
 
 from specsim.blocktrace import write_trace
-from specsim.files import check_folder, read_json, read_start, read_text, write_atomic, write_json, write_text
+from specsim.files import (
+    check_apart,
+    check_folder,
+    check_output,
+    read_json,
+    read_start,
+    read_text,
+    write_atomic,
+    write_json,
+    write_text,
+)
 from specsim.hardware import Profile, save_profile
 from specsim.types import SpecsimError
 
@@ -208,6 +218,31 @@ def test_a_folder_without_permission(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(SpecsimError, match=r"a\.txt: cannot write: Permission denied"):
         write_text(tmp_path / "locked" / "a.txt", "x")
+
+
+def test_outputs_apart_from_each_other_and_from_inputs(tmp_path):
+    one, two, link, hard = (tmp_path / name for name in ("one", "two", "link", "hard"))
+    one.write_text("x")
+    link.symlink_to(one)
+    os.link(one, hard)
+    missing = tmp_path / "no" / "file"
+    check_apart({"--out": two, "--json": None, "--work": [tmp_path, missing]}, {"FILE": one, "--before": None})
+    for outputs, inputs, says in [
+        ({"--json": link}, {"FILE": one}, f"--json: {link}: is the input FILE, expected another path"),
+        ({"--json": hard}, {"FILES": [two, one]}, f"--json: {hard}: is the input FILES, expected another path"),
+        ({"--json": missing}, {"FILE": tmp_path / "no/../no/file"}, f"--json: {missing}: is the input FILE, "),
+        ({"--out": [two, one], "--json": one}, {}, f"--json: {one}: is also written by --out, expected another path"),
+    ]:
+        with pytest.raises(SpecsimError) as error:
+            check_apart(outputs, inputs)
+        assert str(error.value).startswith(says)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_everything_may_go_to_one_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    check_apart({"--out": tmp_path / "pipe", "--json": tmp_path / "pipe"}, {"FILE": tmp_path / "pipe"})
+    check_output("--out", tmp_path / "pipe")
 
 
 def test_a_folder_in_place_of_a_file(tmp_path):
