@@ -250,6 +250,36 @@ def test_mistakes_of_record_are_one_line_and_leave_nothing(record, models, check
         assert not out.exists()
 
 
+def test_outputs_of_both_verbs_are_apart_from_what_they_read(record, train, models, checkpoint, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    shutil.copy(models / "prompts.jsonl", prompts)
+    out, target = tmp_path / "t.parquet", models / "target"
+    lookup = ("--drafter", "ngram", "--prompts", prompts)
+    for call, flags, words in [
+        (record, (*lookup, "--out", prompts), f"--out: {prompts}: is the input --prompts, expected another path"),
+        (record, (*lookup, "--out", out, "--json", out), f"--json: {out}: is also written by --out"),
+        (record, (*lookup, "--out", out, "--work", out), f"--work: {out}: is also written by --out"),
+        (record, (*lookup, "--out", out, "--work", target), f"--work: {target}: is the input --target"),
+        (record, ("--drafter", checkpoint, "--out", out, "--work", checkpoint), "is the input --drafter"),
+        (train, ("--work", tmp_path / "drafter"), f"--out: {tmp_path / 'drafter'}: is also written by --work"),
+        (train, ("--work", target), f"--work: {target}: is the input --target"),
+        (train, ("--start", checkpoint, "--work", checkpoint), f"--work: {checkpoint}: is the input --start"),
+    ]:
+        code, text, err = call(*flags)
+        assert (code, text, err.count("\n")) == (2, "", 1)
+        assert words in err
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+    assert prompts.read_bytes() == (models / "prompts.jsonl").read_bytes()
+    assert not (target / "responses.json").exists()
+
+
+def test_a_drafter_called_ngram_is_no_file(record, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        code, _, err = record("--drafter", "ngram", "--out", "ngram")
+        assert (code, err) == (0, "")
+
+
 def test_a_target_that_says_nothing_is_one_line(record, models, tmp_path):
     mute = shutil.copytree(models / "target", tmp_path / "mute")
     (mute / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(WORDS))}))

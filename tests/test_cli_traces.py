@@ -81,6 +81,25 @@ def test_mistakes_of_calibrate_are_one_line_and_leave_nothing(run, tmp_path):
         assert not out.exists()
 
 
+def test_calibrate_writes_over_its_input_by_out_alone(run, tmp_path):
+    path = write_trace(recorded(rows=5), tmp_path / "t.parquet")
+    link = tmp_path / "link.png"
+    link.symlink_to(path)
+    old, out, picture = path.read_bytes(), tmp_path / "new/d.parquet", tmp_path / "new/e.png"
+    for flags, words in [
+        (("--out", out, "--json", path), f"--json: {path}: is the input TRACE, expected another path"),
+        (("--out", path, "--json", path), f"--json: {path}: is also written by --out, expected another path"),
+        (("--out", out, "--picture", link), f"--picture: {link}: is the input TRACE"),
+        (("--out", picture, "--picture", picture), f"--picture: {picture}: is also written by --out"),
+        (("--out", out, "--json", tmp_path / "new/../new/d.parquet"), "--json"),
+    ]:
+        code, text, err = run("calibrate", path, *flags)
+        assert (code, text, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"error: {words}")
+        assert path.read_bytes() == old
+        assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("verb", ["calibrate", "trace compare"])
 def test_help_has_an_example(run, verb):
     code, text, _ = run(*verb.split(), "--help")
@@ -169,7 +188,11 @@ def test_mistakes_of_compare_are_one_line(run, tmp_path):
         ((path, "--format", "pdf"), "--format: expected png or svg, got 'pdf'"),
         ((path, tmp_path / "no.parquet"), "no.parquet: cannot read"),
         ((broken,), "broken.json: drafter: is missing"),
-        ((path, "--out", path), "t.parquet: cannot write there"),
+        ((path, "--out", broken / "x"), f"x: cannot write there: {broken} is not a folder"),
+        ((path, "--out", path), "t.parquet: is the input TRACES, expected another path"),
+        ((broken, path, "--json", path), "--json: " + f"{path}: is the input TRACES"),
+        ((tmp_path / "o/tau.csv", "--out", tmp_path / "o"), "o/tau.csv: is the input TRACES"),
+        ((path, "--out", tmp_path / "o", "--json", tmp_path / "o/threshold.png"), "is also written by --out"),
         ((), "trace"),
     ]:
         code, text, err = run("trace", "compare", *arguments)

@@ -590,7 +590,21 @@ def test_a_mistake_is_one_line_and_leaves_no_file(run, write, tmp_path):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {path}: holds 2 block lengths")
     assert not (tmp_path / "x.json").exists()
-    code, _, err = run("trace", "import", path, "--gamma", "1", "--out", path)
-    assert code == 2
-    assert "expected another file" in err
-    assert path.read_text().startswith("INFO")
+
+
+def test_what_is_imported_is_not_written_over(run, write, tmp_path):
+    path, earlier = write(scrape(300, at=(180, 90, 10)), "last.txt"), write(scrape(), "first.txt")
+    before = path.read_bytes(), earlier.read_bytes()
+    new = tmp_path / "new.json"
+    for flags, words in [
+        (("--out", path), f"--out: {path}: is the input FILE, expected another path"),
+        (("--out", earlier), f"--out: {earlier}: is the input --before"),
+        (("--out", new, "--json", path), f"--json: {path}: is the input FILE"),
+        (("--out", new, "--json", new), f"--json: {new}: is also written by --out"),
+        (("--out", new, "--json", tmp_path), "--json: expected a file name, got the folder"),
+    ]:
+        code, out, err = run("trace", "import", path, "--before", earlier, *flags)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"error: {words}")
+        assert not new.exists()
+    assert (path.read_bytes(), earlier.read_bytes()) == before

@@ -26,7 +26,7 @@ from specsim.blocktrace import Trace, TraceMeta, write_trace
 from specsim.cli import show
 from specsim.cli.traces import conditional_summary, tau_summary
 from specsim.drafters import check_installed
-from specsim.files import check_folder, check_output, read_text
+from specsim.files import check_apart, check_folder, check_output, read_text
 from specsim.trace_stats import acceptance_table, tau_table
 from specsim.types import SpecsimError
 
@@ -97,7 +97,10 @@ def record(
     _one_of("--confidence", confidence, get_args(TraceMeta.model_fields["confidence_source"].annotation))
     if temperature == 0 and responses_per_prompt > 1:
         raise SpecsimError("--responses-per-prompt: expected 1 at --temperature 0, which has one answer a prompt")
-    for name, path in {"--out": out, "--json": json}.items():
+    outputs = {"--out": out, "--json": json}
+    read = {"--prompts": prompts, "--target": Path(target), "--drafter": Path(drafter)}
+    check_apart({**outputs, "--work": work}, read if drafter.strip() != "ngram" else {**read, "--drafter": None})
+    for name, path in outputs.items():
         check_output(name, path)
     if work is not None:
         check_folder(work)
@@ -179,6 +182,7 @@ def train_drafter(
     """
     _above_zero("--temperature", temperature, or_zero=True)
     _above_zero("--learning-rate", learning_rate)
+    check_apart({"--work": work, "--out": out}, {"--prompts": prompts, "--target": Path(target), "--start": start})
     for folder in (work, out):
         check_folder(folder)
     check_installed()

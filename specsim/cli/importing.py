@@ -12,9 +12,9 @@ import typer
 from specsim.acceptance import Synthetic
 from specsim.blocktrace import Trace, write_trace
 from specsim.cli import show
-from specsim.files import write_json
+from specsim.files import check_apart, check_output, write_json
 from specsim.importers.acceptance import FORMATS, load_acceptance
-from specsim.types import Floats, SpecsimError
+from specsim.types import Floats
 
 
 def import_trace(
@@ -46,9 +46,10 @@ def import_trace(
 
     Example: specsim trace import metrics.txt --before metrics-at-start.txt --fixed-length --out mine.json
     """
-    for path in (file, before):
-        if path is not None and out.resolve() == path.resolve():
-            raise SpecsimError(f"--out: {out}: expected another file than the one to import")
+    outputs = {"--out": out, "--json": json}
+    check_apart(outputs, {"FILE": file, "--before": before})
+    for name, path in outputs.items():
+        check_output(name, path)
     answers = {"select": select, "gamma": gamma, "before": before, "drafter": drafter, "target": target}
     flags = ["--fixed-length"] * fixed_length + ([] if format == "auto" else ["--format", format])
     flags += [word for name, value in answers.items() if value is not None for word in (f"--{name}", str(value))]

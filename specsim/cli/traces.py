@@ -13,7 +13,7 @@ from specsim.acceptance import Synthetic
 from specsim.blocktrace import Trace, TraceMeta, lossless_dtypes, read_trace, write_trace
 from specsim.calibration import reliability_table
 from specsim.cli import show
-from specsim.files import check_folder, check_output, read_json, read_start, write_atomic
+from specsim.files import check_apart, check_folder, check_output, read_json, read_start, write_atomic
 from specsim.trace_calibration import Calibrated
 from specsim.trace_calibration import calibrate as fit
 from specsim.trace_stats import (
@@ -59,7 +59,10 @@ def calibrate(
 
     Example: specsim calibrate recorded.parquet --out calibrated.parquet --picture reliability.png
     """
-    for name, path in {"--out": out, "--picture": picture, "--json": json}.items():
+    outputs = {"--out": out, "--picture": picture, "--json": json}
+    check_apart(outputs, {})
+    check_apart({**outputs, "--out": None}, {"TRACE": trace})
+    for name, path in outputs.items():
         check_output(name, path)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise SpecsimError(f"--picture: {picture}: expected a name that ends in .png or .svg")
@@ -115,6 +118,9 @@ def compare(
     if format not in ("png", "svg"):
         raise SpecsimError(f"--format: expected png or svg, got {format!r}")
     levels = _thresholds(thresholds)
+    pictures = [f"{name}.{format}" for name in ("acceptance", "threshold")]
+    names = [*(f"{name}.csv" for name in ("acceptance", "tau", "threshold", "calibration")), *pictures]
+    check_apart({"--out": [out, *(out / name for name in names)] if out else None, "--json": json}, {"TRACES": traces})
     if out is not None:
         check_folder(out)
     check_output("--json", json)
