@@ -1,6 +1,7 @@
 """calibrate and trace compare as typed: what they print, write and draw, and one line for each mistake."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -156,6 +157,23 @@ def test_compare_tells_drafters_of_one_name_apart(run, tmp_path):
     _, text, _ = run("trace", "compare", *paths)
     assert lines(text, "d", "(x)", "3")
     assert lines(text, "d", "(y)", "3")
+
+
+def test_names_print_as_they_are(run, tmp_path):
+    odd = {"drafter": "dspark[v2]", "target": "[red]t", "notes": "n[/b]"}
+    trace = replace(recorded(**odd), domains=("a[/b]", ":fire:"))
+    path = write_trace(trace, tmp_path / "t.parquet")
+    _, text, _ = run("trace", "inspect", path)
+    assert "dspark[v2] for [red]t: " in text
+    assert "Notes: n[/b]" in text
+    assert lines(text, "a[/b]")
+    assert lines(text, ":fire:")
+    _, text, _ = run("trace", "compare", path)
+    assert lines(text, "dspark[v2]", "a[/b]")
+    _, text, _ = run("calibrate", path, "--out", tmp_path / "[b]out.parquet")
+    assert "dspark[v2] for [red]t, " in text
+    assert lines(text, "a[/b]")
+    assert f"Wrote {tmp_path}/[b]out.parquet" in text.replace("\n", "")
 
 
 def test_mistakes_of_compare_are_one_line(run, tmp_path):

@@ -584,6 +584,15 @@ def test_import_then_pareto(run, write, tmp_path):
         assert scheduler in text
 
 
+def test_names_print_as_they_are(run, write, tmp_path):
+    path = write('{"category": "c[/b]", "accept_lengths": [3, 1, 2]}')
+    code, text, _ = run("trace", "import", path, "--drafter", "a[/b]", "--out", tmp_path / "x[v2].parquet")
+    assert code == 0
+    assert "a[/b] for unknown: " in text
+    assert re.search(r"c\[/b\]\s+3 ", text)
+    assert f"Wrote {tmp_path}/x[v2].parquet" in text
+
+
 def test_a_mistake_is_one_line_and_leaves_no_file(run, write, tmp_path):
     path = write(log((100, (80, 40)), (100, (50,))))
     code, out, err = run("trace", "import", path, "--out", tmp_path / "x.json")
