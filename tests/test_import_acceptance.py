@@ -156,6 +156,7 @@ def test_positions_never_reached_are_said(write):
         (scrape().replace('position="1"', 'position="one"'), ("line 10", "label position", "got one")),
         (scrape().replace(" 40", " -40"), ("line 10", "a count, 0 or more", "-40")),
         (scrape().replace(" 40", " NaN"), ("line 10", "a count, 0 or more", "NaN")),
+        (scrape().replace(" 40", " 1e300"), ("line 10", "below 2^53", "1e+300")),
         (scrape().replace(" 40", " many"), ("line 10", "sample", "many")),
         (scrape() + scrape(), ("stands twice", "--before")),
         ("# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length 2.5\n", ("expected counters", "SGLang")),
@@ -202,6 +203,15 @@ def test_lines_of_several_block_lengths_need_a_choice(write):
         (LOG.format(mean="2.20", accepted="many", drafted=200, rates="0.8"), ("line 1", "Accepted", "many")),
         ("SpecDecoding metrics: Avg Draft acceptance rate: 1%", ("line 1", "Mean acceptance length", "none")),
         (LOG.format(mean="1.00", accepted=0, drafted=0, rates="0.0"), ("drafted tokens, got none",)),
+        (LOG.format(mean="2.20", accepted=300, drafted=200, rates="0.8, 0.4"), ("line 1: Accepted", "200", "300")),
+        (LOG.format(mean="2.20", accepted=0, drafted=200, rates="0.8, 0.4"), ("line 1: Accepted", "120..200", "got 0")),
+        (LOG.format(mean="1.20", accepted=90, drafted=200, rates="0.1, 0.1"), ("line 1: Accepted", "20..40", "got 90")),
+        (LOG.format(mean="1.00", accepted=90, drafted=200, rates="0, 0"), ("line 1: Accepted", "0..0", "got 90")),
+        (LOG.format(mean="2.20", accepted=120, drafted="9" * 400, rates="0.8, 0.4"), ("line 1: Drafted", "below 2^53")),
+        (LOG.format(mean="2.20", accepted=1.5, drafted=200, rates="0.8, 0.4"), ("line 1: Accepted", "a whole number")),
+        (LOG.format(mean="9" * 400, accepted=120, drafted=200, rates="0.8, 0.4"), ("line 1: Mean", "below 2^53")),
+        (LOG.format(mean="2.20", accepted=120, drafted=200, rates="0.8, nan"), ("line 1: Per-position", "2: ", "NaN")),
+        (LOG.format(mean="2.20", accepted=120, drafted=200, rates="0.8, -0.4"), ("Per-position", "2: ", "-0.4")),
     ],
 )
 def test_log_lines_that_cannot_be(write, line, said):
