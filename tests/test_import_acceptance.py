@@ -299,6 +299,7 @@ def test_deepspec(write):
         ({"draft_tokens_per_proposal": 1.5}, ("draft_tokens_per_proposal", "confidence threshold", "1.5")),
         ({"acceptance_length": 3.4}, ("acceptance_length", "about 2.7", "3.4")),
         ({"acceptance_length": None}, ("acceptance_length", "a number above 0")),
+        ({"dataset": "all"}, ("domain: 'all' is the name of the total",)),
     ],
 )
 def test_deepspec_that_cannot_be(write, fields, said):

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from specsim.acceptance import Domain, Synthetic
+from specsim.blocktrace import TOTAL
 from specsim.hardware import Provenance
 from specsim.types import SpecsimError
 
@@ -71,6 +72,8 @@ class Evidence:
 
 def to_synthetic(path: str | Path, found: Evidence, ask: Ask) -> Synthetic:
     """The synthetic trace that has the survivals ``found`` in ``path``."""
+    if TOTAL in found.survival:
+        raise SpecsimError(f"{path}: domain: {TOTAL!r} is the name of the total, expected another")
     gammas = {len(survival) for survival in found.survival.values()}
     if len(gammas) > 1:
         raise SpecsimError(f"{path}: expected one block length, got {', '.join(map(str, sorted(gammas)))}")
