@@ -404,6 +404,7 @@ def test_sglang_records_with_requests_are_rounds(write):
     assert trace.position.tolist() == [0, 3, 4, 0]
     assert trace.confidence[0] == pytest.approx([0.9, 0.5])
     assert "75.0% of the rounds" in trace.meta.notes
+    assert "Confidences are as the server used them." in trace.meta.notes
     steps = sglang_steps(write(info))
     assert steps["per_request"].tolist() == [2.5, 1, 2]
     assert steps["step_s"].tolist() == [0.02] * 3
@@ -411,7 +412,9 @@ def test_sglang_records_with_requests_are_rounds(write):
     for step in info["internal_states"][0]["dspark_info_record"]["records"]:
         for request in step["reqs"]:
             del request["survival"]
-    assert load_acceptance(write(info)).confidence is None
+    bare = load_acceptance(write(info))
+    assert bare.confidence is None
+    assert "Confidences" not in bare.meta.notes
 
 
 def test_sglang_records_without_requests_have_one_mean_or_nothing(write):
@@ -593,6 +596,16 @@ def test_import_then_pareto(run, write, tmp_path):
         )  # fmt: skip
         assert code == 0, err
         assert scheduler in text
+
+
+def test_import_shows_what_inspect_shows_of_trimmed_drafts(run, write, tmp_path):
+    path = write(sglang([("a", 1, 0, []), ("b", 2, 1, [])], [("a", 3, 1, []), ("b", 3, 2, [])]))
+    out, shown, inspected = (tmp_path / name for name in ("rounds.parquet", "shown.json", "inspected.json"))
+    assert run("trace", "import", path, "--out", out, "--json", shown)[0] == 0
+    assert run("trace", "inspect", out, "--json", inspected)[0] == 0
+    (domain,) = json.loads(shown.read_text())["domains"]
+    assert domain == {"domain": "*", "rows": 4, "tau": 2.0, "conditional": [1.0, 0.5]}
+    assert json.loads(inspected.read_text())["*"]["conditional"] == [1.0, 0.5]
 
 
 def test_names_print_as_they_are(run, write, tmp_path):
