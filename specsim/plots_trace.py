@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from specsim.plots import COLOURS, DASHES, GREY, MARKERS
 from specsim.types import SpecsimError
@@ -191,7 +192,19 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def _legend(figure: Figure, handles: list[Line2D]) -> None:
-    columns = min(len(handles), 4)
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False, handlelength=3.5
-    )
+        handles=handles, loc="outside lower center", ncols=_columns([str(h.get_label()) for h in handles], figure),
+        fontsize=8, frameon=False, handlelength=3.5,
+    )  # fmt: skip
+
+
+def _columns(labels: list[str], figure: Figure) -> int:
+    """The most columns of a legend, up to four, that the figure's width has room for."""
+    em = 8.0
+    # With a dot, because an empty label has no path; then the line and its gap.
+    widths = [TextPath((0, 0), f"{label}.", size=em).get_extents().width + 4.5 * em for label in labels]
+    for columns in range(min(len(labels), 4), 1, -1):
+        wide = sum(max(part) for part in np.array_split(widths, columns)) + 2 * em * columns
+        if wide <= 72 * figure.get_figwidth():
+            return columns
+    return 1

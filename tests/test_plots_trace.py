@@ -99,6 +99,21 @@ def test_positions_that_few_blocks_reached_are_left_out_of_the_picture():
     assert [x for x, _ in figure.axes[0].lines[0].get_xydata()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("length", "columns"), [(1, 4), (20, 2), (45, 1)])
+@pytest.mark.parametrize("domains", [(12,), (6, 6)])
+def test_the_legend_fits_the_figure(domains, length, columns, tmp_path):
+    figure, *_ = accepted({str(i) * length: recorded(domains, rows=20) for i in range(4)})
+    save_figure(figure, tmp_path / "a.png")
+    legend = figure.legends[0]
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert legend._ncols == columns
+
+
+def test_a_drafter_without_a_name_is_drawn(tmp_path):
+    save_figure(accepted({"": recorded(rows=20), "b": recorded(rows=20)})[0], tmp_path / "a.png")
+
+
 def test_thresholds_have_rates_above_and_tau_below():
     tables = {name: threshold_sweep(trace, [0, 0.5, 0.9]) for name, trace in drafters().items()}
     figure = plot_thresholds(tables)
