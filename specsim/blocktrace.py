@@ -27,6 +27,8 @@ SCHEMA = "specsim.trace/1"
 _REQUIRED = ("request_id", "domain", "position", "confidence", "accepted", "proposed")
 _OPTIONAL = ("draft_prob", "accept_rate", "prompt_tokens", "output_tokens")
 _LISTS = ("confidence", "draft_prob", "accept_rate")
+TOTAL = "all"
+"""The sum over domains in every table: no domain may have this name."""
 
 ListType = Literal["float32", "float16"]
 """What the numbers of a trace file's lists may be stored as; in memory they are float32."""
@@ -118,6 +120,9 @@ def make_trace(meta: TraceMeta, columns: Mapping[str, Any], where: str = "block 
             raise SpecsimError(f"{where}: column {name!r}: expected {n} rows, got {len(columns[name])}")
     request, request_ids = _codes(columns["request_id"])
     domain, domains = _codes(columns["domain"])
+    if TOTAL in domains:
+        row = int(np.flatnonzero(domain == domains.index(TOTAL))[0])
+        raise SpecsimError(f"{where}: column 'domain', row {row}: {TOTAL!r} is the name of the total, expected another")
     position, accepted, proposed = (_ints(where, columns, c) for c in ("position", "accepted", "proposed"))
     _bounds(where, "position", position, 0, None)
     _bounds(where, "proposed", proposed, 0, meta.gamma)

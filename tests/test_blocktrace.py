@@ -334,6 +334,11 @@ def test_a_null_in_the_middle(wrong, name):
     assert wrong(set_value(name, 5, None)) == f"column {name!r}, row 5: expected a value, got null"
 
 
+def test_a_domain_with_the_name_of_the_total(wrong):
+    said = wrong(set_value("domain", 2, "all"))
+    assert said == "column 'domain', row 2: 'all' is the name of the total, expected another"
+
+
 def test_fractions_where_whole_numbers_are_expected(wrong):
     said = wrong(set_column("accepted", pa.array([0.5] * 7)))
     assert said == "column 'accepted': expected whole numbers, got float64"

@@ -1,6 +1,7 @@
 """calibrate and trace compare as typed: what they print, write and draw, and one line for each mistake."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,7 @@ from test_trace_calibration import recorded
 
 from specsim.acceptance import load_trace
 from specsim.blocktrace import read_trace, write_trace
+from specsim.plots_trace import FEW
 from specsim.trace_calibration import calibrate
 from specsim.trace_stats import acceptance_table, calibration_table, sample, tau_table, threshold_sweep
 
@@ -69,7 +71,7 @@ def test_mistakes_of_calibrate_are_one_line_and_leave_nothing(run, tmp_path):
         ((tmp_path / "no.parquet", "--out", out), "no.parquet: cannot read"),
         ((path, "--out", tmp_path), "--out: expected a file name, got the folder"),
         ((path, "--out", out, "--picture", "c.pdf"), "--picture: c.pdf: expected a name that ends in .png or .svg"),
-        ((path, "--out", out, "--fit-share", "1"), "fit_share: 1, expected a number between 0 and 1"),
+        ((path, "--out", out, "--fit-share", "1"), "--fit-share: expected a number between 0 and 1, got 1"),
         ((path, "--out", out, "--seed", "-1"), "--seed"),
         ((path,), "--out"),
     ]:
@@ -108,6 +110,12 @@ def test_help_has_an_example(run, verb):
 
 
 # trace compare
+
+
+def test_compare_help_says_what_its_picture_leaves_out(run):
+    assert f"leaves out positions that fewer than {FEW} blocks reached" in " ".join(
+        run("trace", "compare", "--help")[1].replace("│", " ").split()
+    )
 
 
 def lines(text, *start):
@@ -175,6 +183,23 @@ def test_compare_tells_drafters_of_one_name_apart(run, tmp_path):
     _, text, _ = run("trace", "compare", *paths)
     assert lines(text, "d", "(x)", "3")
     assert lines(text, "d", "(y)", "3")
+
+
+def test_names_print_as_they_are(run, tmp_path):
+    odd = {"drafter": "dspark[v2]", "target": "[red]t", "notes": "n[/b]"}
+    trace = replace(recorded(**odd), domains=("a[/b]", ":fire:"))
+    path = write_trace(trace, tmp_path / "t.parquet")
+    _, text, _ = run("trace", "inspect", path)
+    assert "dspark[v2] for [red]t: " in text
+    assert "Notes: n[/b]" in text
+    assert lines(text, "a[/b]")
+    assert lines(text, ":fire:")
+    _, text, _ = run("trace", "compare", path)
+    assert lines(text, "dspark[v2]", "a[/b]")
+    _, text, _ = run("calibrate", path, "--out", tmp_path / "[b]out.parquet")
+    assert "dspark[v2] for [red]t, " in text
+    assert lines(text, "a[/b]")
+    assert f"Wrote {tmp_path}/[b]out.parquet" in text.replace("\n", "")
 
 
 def test_mistakes_of_compare_are_one_line(run, tmp_path):

@@ -66,6 +66,8 @@ def calibrate(
         check_output(name, path)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise SpecsimError(f"--picture: {picture}: expected a name that ends in .png or .svg")
+    if not 0 < fit_share < 1:
+        raise SpecsimError(f"--fit-share: expected a number between 0 and 1, got {fit_share:g}")
     source = _read(trace)
     done = fit(source, fit_share, seed, str(trace))
     _print_calibrated(done, trace)
@@ -111,7 +113,8 @@ def compare(
     """Compare drafters by their traces: τ, acceptance by position, calibration, what a threshold would do.
 
     Intervals are 95 %, clustered by response. Writes acceptance.csv, tau.csv, threshold.csv,
-    calibration.csv and the pictures acceptance and threshold to --out. A synthetic trace is drawn with seed 0.
+    calibration.csv and the pictures acceptance and threshold to --out; the former leaves out positions that
+    fewer than 30 blocks reached. A synthetic trace is drawn with seed 0.
 
     Example: specsim trace compare traces/qwen3-4b-dspark.json traces/qwen3-4b-eagle3.json --out out/compare
     """
