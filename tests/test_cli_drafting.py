@@ -228,8 +228,10 @@ def test_mistakes_of_record_are_one_line_and_leave_nothing(record, models, check
         (("--drafter", "ngram", "--confidence", "x"), "--confidence: expected head, draft_prob, position_mean or none"),
         (("--drafter", "ngram", "--draft-sampling", "x"), "--draft-sampling: expected probabilistic or greedy"),
         (("--drafter", "ngram", "--device", "x"), "device: 'x', expected"),
-        (("--drafter", "ngram", "--dtype", "x"), "dtype: 'x', expected auto"),
-        (("--drafter", "ngram", "--gamma", 65), "gamma: expected 1..64, got 65"),
+        (("--drafter", "ngram", "--dtype", "x"), "--dtype: expected auto, float32 or bfloat16, got 'x'"),
+        (("--drafter", "ngram", "--dtype", "x", "--target", tmp_path / "no"), "--dtype: expected"),  # nothing is loaded
+        (("--drafter", "ngram", "--gamma", 65, "--target", tmp_path / "no"), "Invalid value for '--gamma'"),
+        (("--drafter", "ngram", "--gamma", 0), "Invalid value for '--gamma'"),
         (("--drafter", "ngram(4)"), "expected ngram or ngram(longest=4, shortest=2)"),
         (("--drafter", "ngram(longest=1)"), "longest >= shortest >= 1"),
         (("--drafter", "ngram(longst=1)"), "expected ngram or ngram("),
@@ -450,6 +452,7 @@ def test_mistakes_of_training_are_one_line(train, models, checkpoint, tmp_path):
     short.write_text('{"prompt": "w1"}')
     for flags, words in [
         (("--kind", "medusa"), "--kind: expected dspark, dspark-gated, dspark-rnn, dflash, eagle3 or mtp"),
+        (("--dtype", "float16"), "--dtype: expected auto, float32 or bfloat16, got 'float16'"),
         (("--learning-rate", "0"), "--learning-rate: expected a number above 0, got 0"),
         (("--layers", "0,4"), "--layers: expected different numbers from 0 to 3, separated by commas: '0,4'"),
         (("--layers", "1,1"), "--layers: expected different numbers"),

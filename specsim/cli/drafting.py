@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from specsim.drafters.target import Target
 
 DEFAULT_BATCH = 128
+DTYPES = ("auto", "float32", "bfloat16")
 STORED = {"confidence": "float32", "draft_prob": "float16", "accept_rate": "float16"}
 """Confidences of a head can be as sure as float16 cannot tell; the others are for statistics."""
 
@@ -68,7 +69,9 @@ def record(
     ] = 1,
     temperature: Temperature = 1.0,
     max_tokens: MaxTokens = 224,
-    gamma: Annotated[int | None, typer.Option("--gamma", help="Block length (default: the drafter's, or 7).")] = None,
+    gamma: Annotated[
+        int | None, typer.Option("--gamma", help="Block length (default: the drafter's, or 7).", min=1, max=64)
+    ] = None,
     confidence: Annotated[
         str | None,
         typer.Option("--confidence", help="head, draft_prob, position_mean or none (default: head if there is one)."),
@@ -95,6 +98,7 @@ def record(
     sampling = "greedy" if temperature == 0 else draft_sampling or "probabilistic"
     _one_of("--draft-sampling", sampling, ("probabilistic", "greedy"))
     _one_of("--confidence", confidence, get_args(TraceMeta.model_fields["confidence_source"].annotation))
+    _one_of("--dtype", dtype, DTYPES)
     if temperature == 0 and responses_per_prompt > 1:
         raise SpecsimError("--responses-per-prompt: expected 1 at --temperature 0, which has one answer a prompt")
     outputs = {"--out": out, "--json": json}
@@ -182,6 +186,7 @@ def train_drafter(
     """
     _above_zero("--temperature", temperature, or_zero=True)
     _above_zero("--learning-rate", learning_rate)
+    _one_of("--dtype", dtype, DTYPES)
     check_apart({"--work": work, "--out": out}, {"--prompts": prompts, "--target": Path(target), "--start": start})
     for folder in (work, out):
         check_folder(folder)
