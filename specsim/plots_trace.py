@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
+from specsim.blocktrace import TOTAL
 from specsim.plots import COLOURS, DASHES, GREY, MARKERS
 from specsim.types import SpecsimError
 
@@ -74,10 +75,11 @@ def plot_acceptance(
     Above conditional acceptance by position (as in DSpark's figure 2), below τ of blocks cut to so many
     tokens. ``tables`` maps a drafter's label to its ``trace_stats.acceptance_table``, ``taus`` to its
     ``tau_table``; bands are their intervals. Positions that fewer than FEW blocks of a domain reached are
-    left out. Raises SpecsimError if there is nothing to draw.
+    left out, which the figure then says. Raises SpecsimError if there is nothing to draw.
     """
     domains = _domains(tables)
     figure, panels = _grid(2 * len(domains), len(domains), (2.9, 2.5), title, share_y="row")
+    few = any(((table["reached"] < FEW) & (table["domain"] != TOTAL)).any() for table in tables.values())
     tables = {name: table[table["reached"] >= FEW] for name, table in tables.items()}
     for column, domain in enumerate(domains):
         above, below = panels[column], panels[column + len(domains)]
@@ -92,6 +94,10 @@ def plot_acceptance(
     _label(panels[: len(domains)], "", "conditional acceptance")
     _label(panels[len(domains) :], "draft position, block length γ", "tokens a cycle, τ")
     _legend(figure, [Line2D([], [], label=name, **_style(i)) for i, name in enumerate(tables) if len(taus[name])])
+    if few:
+        left_out = f"conditional acceptance: positions that fewer than {FEW} blocks reached are left out"
+        figure.legends[0].set_title(left_out)
+        figure.legends[0].get_title().set(fontsize=7, color=GREY)
     return figure
 
 
@@ -122,7 +128,7 @@ def plot_thresholds(tables: Mapping[str, pd.DataFrame], title: str | None = None
 
 def _domains(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """The domains of any of ``tables``, in order; "all" is left to the tables that people read."""
-    names = list(dict.fromkeys(str(name) for table in tables.values() for name in table["domain"] if name != "all"))
+    names = list(dict.fromkeys(str(name) for table in tables.values() for name in table["domain"] if name != TOTAL))
     if not names:
         raise SpecsimError("tables: no domain in them, expected at least one to draw")
     return [name for name in names if name != ANY] or [ANY]

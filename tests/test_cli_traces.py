@@ -13,6 +13,7 @@ from test_trace_calibration import recorded
 
 from specsim.acceptance import load_trace
 from specsim.blocktrace import read_trace, write_trace
+from specsim.plots_trace import FEW
 from specsim.trace_calibration import calibrate
 from specsim.trace_stats import acceptance_table, calibration_table, sample, tau_table, threshold_sweep
 
@@ -90,6 +91,12 @@ def test_help_has_an_example(run, verb):
 
 
 # trace compare
+
+
+def test_compare_help_says_what_its_picture_leaves_out(run):
+    assert f"leaves out positions that fewer than {FEW} blocks reached" in " ".join(
+        run("trace", "compare", "--help")[1].replace("│", " ").split()
+    )
 
 
 def lines(text, *start):

@@ -95,8 +95,10 @@ def test_acceptance_has_positions_above_and_tau_below_a_column_a_domain_and_a_li
 def test_positions_that_few_blocks_reached_are_left_out_of_the_picture():
     figure, *_ = accepted({"d": make_blocks([2] * (FEW - 1) + [0], 3)})
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[1, (FEW - 1) / FEW]]
+    assert f"fewer than {FEW} blocks" in figure.legends[0].get_title().get_text()
     figure, *_ = accepted({"d": make_blocks([2] * FEW + [0], 3)})
     assert [x for x, _ in figure.axes[0].lines[0].get_xydata()] == [1, 2, 3]
+    assert figure.legends[0].get_title().get_text() == ""
 
 
 @pytest.mark.parametrize(("length", "columns"), [(1, 4), (20, 2), (45, 1)])

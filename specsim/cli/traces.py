@@ -108,7 +108,8 @@ def compare(
     """Compare drafters by their traces: τ, acceptance by position, calibration, what a threshold would do.
 
     Intervals are 95 %, clustered by response. Writes acceptance.csv, tau.csv, threshold.csv,
-    calibration.csv and the pictures acceptance and threshold to --out. A synthetic trace is drawn with seed 0.
+    calibration.csv and the pictures acceptance and threshold to --out; the former leaves out positions that
+    fewer than 30 blocks reached. A synthetic trace is drawn with seed 0.
 
     Example: specsim trace compare traces/qwen3-4b-dspark.json traces/qwen3-4b-eagle3.json --out out/compare
     """
