@@ -71,7 +71,7 @@ def test_mistakes_of_calibrate_are_one_line_and_leave_nothing(run, tmp_path):
         ((tmp_path / "no.parquet", "--out", out), "no.parquet: cannot read"),
         ((path, "--out", tmp_path), "--out: expected a file name, got the folder"),
         ((path, "--out", out, "--picture", "c.pdf"), "--picture: c.pdf: expected a name that ends in .png or .svg"),
-        ((path, "--out", out, "--fit-share", "1"), "fit_share: 1, expected a number between 0 and 1"),
+        ((path, "--out", out, "--fit-share", "1"), "--fit-share: expected a number between 0 and 1, got 1"),
         ((path, "--out", out, "--seed", "-1"), "--seed"),
         ((path,), "--out"),
     ]:

@@ -189,8 +189,8 @@ def test_lines_of_several_block_lengths_need_a_choice(write):
     path = write(log((100, (80, 40)), (100, (50,))))
     mistake(path, "2 block lengths", "--gamma", "1, 2")
     assert survival(load_acceptance(path, gamma=1)) == pytest.approx([0.5])
-    mistake(path, "gamma", "1, 2", "'3'", gamma=3)
-    mistake(write(log((100, (80, 40)))), "gamma: expected 2", "got 3", gamma=3)
+    mistake(path, "--gamma: ", "1, 2", "'3'", gamma=3)
+    mistake(write(log((100, (80, 40)))), "--gamma: expected 2", "got 3", gamma=3)
 
 
 @pytest.mark.parametrize(
@@ -478,16 +478,16 @@ def test_a_format_that_was_named_is_no_excuse(write, format, text):
 def test_half_a_surrogate_pair_does_no_harm(write):
     path = write('{"id": "a\\ud800", "drafter": "\\ud801", "per_position": [0.5]}')
     assert load_acceptance(path).drafter == "?"
-    mistake(path, "one of a?", select="b")
+    mistake(path, "--select: expected one of a?", select="b")
 
 
 def test_answers_without_meaning_are_refused(write):
     path = write('{"accept_lengths": [1, 2]}')
-    mistake(path, "fixed-length", "no meaning", "specbench", fixed_length=True)
-    mistake(path, "select", "no meaning", select="a")
-    with pytest.raises(SpecsimError, match=r"gamma: expected 1\.\.64"):
+    mistake(path, "--fixed-length: ", "no meaning", "specbench", fixed_length=True)
+    mistake(path, "--select: ", "no meaning", select="a")
+    with pytest.raises(SpecsimError, match=r"^--gamma: expected 1\.\.64"):
         load_acceptance(path, gamma=0)
-    with pytest.raises(SpecsimError, match="format: expected auto or one of metrics"):
+    with pytest.raises(SpecsimError, match=r"^--format: expected auto or one of metrics"):
         load_acceptance(path, "xml")
     with pytest.raises(SpecsimError, match="cannot read"):
         load_acceptance(path.parent / "missing")

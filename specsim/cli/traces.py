@@ -63,6 +63,8 @@ def calibrate(
         check_output(name, path)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise SpecsimError(f"--picture: {picture}: expected a name that ends in .png or .svg")
+    if not 0 < fit_share < 1:
+        raise SpecsimError(f"--fit-share: expected a number between 0 and 1, got {fit_share:g}")
     source = _read(trace)
     done = fit(source, fit_share, seed, str(trace))
     _print_calibrated(done, trace)
