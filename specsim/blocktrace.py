@@ -177,10 +177,11 @@ def make_trace(meta: TraceMeta, columns: Mapping[str, Any], where: str = "block 
 def read_trace(path: str | Path) -> Trace:
     """Read and check a block trace; SpecsimError names the file, the column and the row."""
     try:
-        with open(path, "rb") as file:  # a file alone, never a folder of them
-            table = pq.read_table(file)
+        # A file alone, never a folder of them; ParquetFile, because read_table speaks of a "<Buffer>".
+        with open(path, "rb") as file:
+            table = pq.ParquetFile(file).read()
     except OSError as error:
-        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+        raise SpecsimError(f"{path}: cannot read: {error.strerror or str(error).splitlines()[0]}") from error
     except pa.ArrowException as error:
         raise SpecsimError(f"{path}: expected a parquet file: {str(error).splitlines()[0]}") from error
     raw = (table.schema.metadata or {}).get(b"specsim")

@@ -394,6 +394,15 @@ def test_not_a_parquet(tmp_path):
     with pytest.raises(SpecsimError, match=r"t\.parquet: expected a parquet file") as error:
         read_trace(path)
     assert "\n" not in str(error.value)
+    assert "Buffer" not in str(error.value)
+
+
+def test_a_damaged_parquet(tmp_path):
+    path = write_trace(full(), tmp_path / "t.parquet")
+    path.write_bytes(b"PAR1" + bytes(200) + path.read_bytes()[204:])
+    with pytest.raises(SpecsimError, match=r"t\.parquet: cannot read: ") as error:
+        read_trace(path)
+    assert "\n" not in str(error.value)
 
 
 def test_not_there(tmp_path):

@@ -1,6 +1,7 @@
 """calibrate and trace compare as typed: what they print, write and draw, and one line for each mistake."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,6 +209,7 @@ def test_mistakes_of_compare_are_one_line(run, tmp_path):
     broken.write_text("{}")
     for arguments, words in [
         ((path, path), "t.parquet: given twice"),
+        ((path, os.path.relpath(path)), "t.parquet: given twice"),
         ((path, "--thresholds", "0.5,2"), "--thresholds: expected numbers in 0..1, separated by commas, got '2'"),
         ((path, "--thresholds", "x"), "--thresholds: expected numbers"),
         ((path, "--format", "pdf"), "--format: expected png or svg, got 'pdf'"),

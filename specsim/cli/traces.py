@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -164,6 +165,9 @@ def _measure(drafters: dict[str, Trace], thresholds: list[float], calibrated: bo
 
 def _labelled(paths: list[Path]) -> dict[str, Trace]:
     """The traces by labels that tell them apart: the drafter, the target and T where these differ, or the file."""
+    real = [os.path.realpath(path) for path in paths]
+    if twice := [path for i, path in enumerate(paths) if real[i] in real[:i]]:
+        raise SpecsimError(f"{twice[0]}: given twice, expected different traces to compare")
     traces = [_read(path, synthetic=True) for path in paths]
     targets, temperatures = ({getattr(trace.meta, name) for trace in traces} for name in ("target", "temperature"))
     labels = [_label(trace.meta, len(targets) > 1, len(temperatures) > 1) for trace in traces]
@@ -171,9 +175,6 @@ def _labelled(paths: list[Path]) -> dict[str, Trace]:
         labels = [f"{label} ({path.stem})" for label, path in zip(labels, paths, strict=True)]
     if len(set(labels)) < len(labels):
         labels = [f"{label} ({path})" for label, path in zip(labels, paths, strict=True)]
-    if len(set(labels)) < len(labels):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise SpecsimError(f"{twice}: given twice, expected different traces to compare")
     return dict(zip(labels, traces, strict=True))
 
 
