@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specsim import calibration
-from specsim.blocktrace import Trace, read_trace
+from specsim.blocktrace import TOTAL, Trace, read_trace
 from specsim.files import first_error, read_json, read_start
 from specsim.hardware import DraftCost, Provenance
 from specsim.types import SpecsimError, stream
@@ -74,6 +74,8 @@ class Synthetic(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Synthetic:
+        if TOTAL in self.domains:
+            raise ValueError(f"domains: {TOTAL!r} is the name of the total, expected another")
         for name, domain in self.domains.items():
             if len(domain.conditional_acceptance) != self.gamma:
                 raise ValueError(

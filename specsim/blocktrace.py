@@ -27,6 +27,8 @@ SCHEMA = "specsim.trace/1"
 _REQUIRED = ("request_id", "domain", "position", "confidence", "accepted", "proposed")
 _OPTIONAL = ("draft_prob", "accept_rate", "prompt_tokens", "output_tokens")
 _LISTS = ("confidence", "draft_prob", "accept_rate")
+TOTAL = "all"
+"""The sum over domains in every table: no domain may have this name."""
 
 ListType = Literal["float32", "float16"]
 """What the numbers of a trace file's lists may be stored as; in memory they are float32."""
@@ -118,6 +120,9 @@ def make_trace(meta: TraceMeta, columns: Mapping[str, Any], where: str = "block 
             raise SpecsimError(f"{where}: column {name!r}: expected {n} rows, got {len(columns[name])}")
     request, request_ids = _codes(columns["request_id"])
     domain, domains = _codes(columns["domain"])
+    if TOTAL in domains:
+        row = int(np.flatnonzero(domain == domains.index(TOTAL))[0])
+        raise SpecsimError(f"{where}: column 'domain', row {row}: {TOTAL!r} is the name of the total, expected another")
     position, accepted, proposed = (_ints(where, columns, c) for c in ("position", "accepted", "proposed"))
     _bounds(where, "position", position, 0, None)
     _bounds(where, "proposed", proposed, 0, meta.gamma)
@@ -172,10 +177,11 @@ def make_trace(meta: TraceMeta, columns: Mapping[str, Any], where: str = "block 
 def read_trace(path: str | Path) -> Trace:
     """Read and check a block trace; SpecsimError names the file, the column and the row."""
     try:
-        with open(path, "rb") as file:  # a file alone, never a folder of them
-            table = pq.read_table(file)
+        # A file alone, never a folder of them; ParquetFile, because read_table speaks of a "<Buffer>".
+        with open(path, "rb") as file:
+            table = pq.ParquetFile(file).read()
     except OSError as error:
-        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+        raise SpecsimError(f"{path}: cannot read: {error.strerror or str(error).splitlines()[0]}") from error
     except pa.ArrowException as error:
         raise SpecsimError(f"{path}: expected a parquet file: {str(error).splitlines()[0]}") from error
     raw = (table.schema.metadata or {}).get(b"specsim")

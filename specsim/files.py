@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,21 +16,29 @@ from specsim.types import SpecsimError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+Named = Mapping[str, Path | Sequence[Path] | None]
+"""What options or arguments name: a path, several, or nothing."""
+
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Call ``write(temporary path)`` in the folder of ``path``, then rename the result onto ``path``.
 
     Missing folders are made. Whatever goes wrong (no permission, disk full), the temporary file
-    is removed, an older file at ``path`` stays as it was, and a SpecsimError says why.
+    is removed, an older file at ``path`` stays as it was, and a SpecsimError says why. A device or
+    a pipe, onto which nothing can be renamed, is written to as it is.
     """
     path = Path(path)
     temporary: Path | None = None
     try:
+        if _is_device(path):
+            with tempfile.TemporaryDirectory() as folder:
+                # pyarrow removes what it could not finish: then the link goes, not the device.
+                link = Path(folder, path.name)
+                link.symlink_to(path.absolute())
+                write(link)
+            return path
         if path.is_symlink():
             path = path.resolve()  # the link stays, what it points to is replaced
-        if path.exists() and not path.is_file() and not path.is_dir():
-            write(path)  # a device or a pipe: nothing to rename onto
-            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise SpecsimError(f"{path}: is a folder, expected a file name to write to")
@@ -42,7 +50,7 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
-        raise SpecsimError(f"{path}: cannot write: {error.strerror or error}") from error
+        raise SpecsimError(f"{path}: cannot write: {_reason(error, path.parent)}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -57,17 +65,32 @@ def check_folder(folder: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise SpecsimError(f"{folder}: cannot write there: {error.strerror or error}") from error
+        raise SpecsimError(f"{folder}: cannot write there: {_reason(error, folder)}") from error
     return folder
 
 
 def check_output(option: str, path: Path | None) -> None:
     """See that a file can be written to ``path``, which ``option`` gave: before the work, not after it."""
-    if path is None:
+    if path is None or _is_device(path):
         return
     check_folder(path.parent)
     if path.is_dir():
         raise SpecsimError(f"{option}: expected a file name, got the folder {path}")
+
+
+def check_apart(outputs: Named, inputs: Named) -> None:
+    """See that no output would be written over an input or another output: before the work, not after it.
+
+    Both are by the option that names them. Devices and pipes hold nothing that could be lost.
+    """
+    written, read = _named_paths(outputs), _named_paths(inputs)
+    for i, (option, path) in enumerate(written):
+        for name, other in read:
+            if _is_same(path, other):
+                raise SpecsimError(f"{option}: {path}: is the input {name}, expected another path")
+        for name, other in written[:i]:
+            if _is_same(path, other):
+                raise SpecsimError(f"{option}: {path}: is also written by {name}, expected another path")
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -153,6 +176,31 @@ def first_error(error: ValidationError, data: Any = None) -> str:
 
 def _has(data: dict[Any, Any] | list[Any], step: str | int) -> bool:
     return step in data if isinstance(data, dict) else isinstance(step, int) and step < len(data)
+
+
+def _reason(error: OSError, folder: Path) -> str:
+    """Why nothing could be written in ``folder``: the file that stands in its way, or what the system says."""
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place) and not os.path.isdir(place):
+            return f"{place} is not a folder"
+    return error.strerror or str(error)
+
+
+def _named_paths(named: Named) -> list[tuple[str, Path]]:
+    """One pair of option and path for each path but devices."""
+    listed = {name: [given] if isinstance(given, Path) else given or [] for name, given in named.items()}
+    return [(name, path) for name, paths in listed.items() for path in paths if not _is_device(path)]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    if os.path.exists(one) and os.path.exists(other):
+        return os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _is_device(path: Path) -> bool:
+    """Whether ``path`` is there and is neither a file nor a folder: a device, a pipe."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _umask() -> int:

@@ -13,7 +13,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
+from specsim.blocktrace import TOTAL
 from specsim.plots import COLOURS, DASHES, GREY, MARKERS
 from specsim.types import SpecsimError
 
@@ -73,10 +75,11 @@ def plot_acceptance(
     Above conditional acceptance by position (as in DSpark's figure 2), below τ of blocks cut to so many
     tokens. ``tables`` maps a drafter's label to its ``trace_stats.acceptance_table``, ``taus`` to its
     ``tau_table``; bands are their intervals. Positions that fewer than FEW blocks of a domain reached are
-    left out. Raises SpecsimError if there is nothing to draw.
+    left out, which the figure then says. Raises SpecsimError if there is nothing to draw.
     """
     domains = _domains(tables)
     figure, panels = _grid(2 * len(domains), len(domains), (2.9, 2.5), title, share_y="row")
+    few = any(((table["reached"] < FEW) & (table["domain"] != TOTAL)).any() for table in tables.values())
     tables = {name: table[table["reached"] >= FEW] for name, table in tables.items()}
     for column, domain in enumerate(domains):
         above, below = panels[column], panels[column + len(domains)]
@@ -91,6 +94,10 @@ def plot_acceptance(
     _label(panels[: len(domains)], "", "conditional acceptance")
     _label(panels[len(domains) :], "draft position, block length γ", "tokens a cycle, τ")
     _legend(figure, [Line2D([], [], label=name, **_style(i)) for i, name in enumerate(tables) if len(taus[name])])
+    if few:
+        left_out = f"conditional acceptance: positions that fewer than {FEW} blocks reached are left out"
+        figure.legends[0].set_title(left_out)
+        figure.legends[0].get_title().set(fontsize=7, color=GREY)
     return figure
 
 
@@ -121,7 +128,7 @@ def plot_thresholds(tables: Mapping[str, pd.DataFrame], title: str | None = None
 
 def _domains(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """The domains of any of ``tables``, in order; "all" is left to the tables that people read."""
-    names = list(dict.fromkeys(str(name) for table in tables.values() for name in table["domain"] if name != "all"))
+    names = list(dict.fromkeys(str(name) for table in tables.values() for name in table["domain"] if name != TOTAL))
     if not names:
         raise SpecsimError("tables: no domain in them, expected at least one to draw")
     return [name for name in names if name != ANY] or [ANY]
@@ -191,7 +198,19 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def _legend(figure: Figure, handles: list[Line2D]) -> None:
-    columns = min(len(handles), 4)
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False, handlelength=3.5
-    )
+        handles=handles, loc="outside lower center", ncols=_columns([str(h.get_label()) for h in handles], figure),
+        fontsize=8, frameon=False, handlelength=3.5,
+    )  # fmt: skip
+
+
+def _columns(labels: list[str], figure: Figure) -> int:
+    """The most columns of a legend, up to four, that the figure's width has room for."""
+    em = 8.0
+    # With a dot, because an empty label has no path; then the line and its gap.
+    widths = [TextPath((0, 0), f"{label}.", size=em).get_extents().width + 4.5 * em for label in labels]
+    for columns in range(min(len(labels), 4), 1, -1):
+        wide = sum(max(part) for part in np.array_split(widths, columns)) + 2 * em * columns
+        if wide <= 72 * figure.get_figwidth():
+            return columns
+    return 1

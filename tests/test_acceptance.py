@@ -251,6 +251,7 @@ def test_loading_with_a_gamma_that_the_trace_does_not_have(tmp_path, gamma):
         ({"domains": {"x": {"conditional_acceptance": [0.5] * 3, "concentration": 0}}}, "concentration: .*greater"),
         ({"domains": {"x": {"conditional_acceptance": [0.5] * 3, "autocorrelation": 1}}}, "autocorrelation: .*less"),
         ({"domains": {}}, "domains: "),
+        ({"domains": {"all": {"conditional_acceptance": [0.5] * 3}}}, "domains: 'all' is the name of the total"),
         ({"sts": [1.0]}, "sts: expected gamma = 3 temperatures, got 1"),
         ({"gamma": 65}, "gamma: "),
         ({"schema": "specsim.synthetic/2"}, "schema: "),

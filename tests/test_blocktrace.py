@@ -334,6 +334,11 @@ def test_a_null_in_the_middle(wrong, name):
     assert wrong(set_value(name, 5, None)) == f"column {name!r}, row 5: expected a value, got null"
 
 
+def test_a_domain_with_the_name_of_the_total(wrong):
+    said = wrong(set_value("domain", 2, "all"))
+    assert said == "column 'domain', row 2: 'all' is the name of the total, expected another"
+
+
 def test_fractions_where_whole_numbers_are_expected(wrong):
     said = wrong(set_column("accepted", pa.array([0.5] * 7)))
     assert said == "column 'accepted': expected whole numbers, got float64"
@@ -387,6 +392,15 @@ def test_not_a_parquet(tmp_path):
     path = tmp_path / "t.parquet"
     path.write_text("request_id,domain\n")
     with pytest.raises(SpecsimError, match=r"t\.parquet: expected a parquet file") as error:
+        read_trace(path)
+    assert "\n" not in str(error.value)
+    assert "Buffer" not in str(error.value)
+
+
+def test_a_damaged_parquet(tmp_path):
+    path = write_trace(full(), tmp_path / "t.parquet")
+    path.write_bytes(b"PAR1" + bytes(200) + path.read_bytes()[204:])
+    with pytest.raises(SpecsimError, match=r"t\.parquet: cannot read: ") as error:
         read_trace(path)
     assert "\n" not in str(error.value)
 

@@ -309,6 +309,51 @@ def test_disk_full_leaves_no_half_file(run: Run, tmp_path: Path, monkeypatch: py
     assert [p.name for p in tmp_path.iterdir()] == ["results.parquet"]
 
 
+def test_outputs_are_apart_from_inputs_and_from_each_other(run: Run, tmp_path: Path) -> None:
+    """Every file that a verb reads or writes, given again as another output."""
+    names = ("p.json", "t.json", "s.toml", "m.py", "a.parquet", "results.parquet")
+    profile, trace, scenario, module, arrivals, results = read = [tmp_path / name for name in names]
+    profile.write_text(Path(PROFILE).read_text())
+    trace.write_text(Path(TRACE).read_text())
+    scenario.write_text('trace = "t.json"\nclosed = [1]\n')
+    for path in (module, arrivals, results):
+        path.write_bytes(b"read by nothing, since the outputs come first")
+    before = [path.read_bytes() for path in read]
+    new = tmp_path / "new"
+    base = ("--profile", profile, "--trace", trace)
+    given: list[tuple[tuple[object, ...], str]] = [
+        (("simulate", *base, "--json", profile), f"--json: {profile}: is the input --profile, expected another path"),
+        (("sweep", *base, "--json", trace), f"--json: {trace}: is the input --trace"),
+        (("sweep", "--profile", profile, "--scenario", scenario, "--json", trace), "is the input --trace"),
+        (("sweep", "--scenario", scenario, "--json", scenario), "is the input --scenario"),
+        (("sweep", *base, "-s", f"NoSpec@{arrivals}", "--json", arrivals), "is the input --scheduler"),
+        (("sweep", *base, "-s", f"{module}:Mine(1)", "--json", module), "is the input --scheduler"),
+        (("simulate", *base, "--arrivals", arrivals, "--json", arrivals), "is the input --arrivals"),
+        (("simulate", *base, "--arrivals", new / "requests.parquet", "--out", new), "--out: "),
+        (("simulate", *base, "--out", new, "--json", new), f"--json: {new}: is also written by --out, expected"),
+        (("simulate", *base, "--steps", "--out", new, "--json", new / "steps.parquet"), "is also written by --out"),
+        (("sweep", *base, "--out", new, "--json", new / "results.csv"), "is also written by --out"),
+        (("pareto", *base, "--out", new, "--json", new / "pareto.png"), "is also written by --out"),
+        (("pareto", "--results", results, "--out", new, "--json", results), f"--json: {results}: is the input --res"),
+        (("profile", "show", profile, "--json", profile), f"--json: {profile}: is the input FILE"),
+        (("trace", "inspect", trace, "--json", trace), f"--json: {trace}: is the input FILE"),
+        (("trace", "inspect", trace, "--json", tmp_path), "--json: expected a file name, got the folder"),
+    ]
+    for arguments, words in given:
+        assert words in mistake(run, *arguments)
+        assert not new.exists()
+    assert [path.read_bytes() for path in read] == before
+
+
+def test_pareto_may_draw_into_the_folder_of_its_results(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("sweep", *BASE, *SMALL, "-s", "NoSpec", "--seeds", "1", "--jobs", "1", "--out", tmp_path)
+    assert code == 0, err
+    old = (tmp_path / "results.parquet").read_bytes()
+    code, _, err = run("pareto", "--results", tmp_path / "results.parquet", "--out", tmp_path)
+    assert code == 0, err
+    assert (tmp_path / "results.parquet").read_bytes() == old
+
+
 def test_a_users_scheduler(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

@@ -228,8 +228,10 @@ def test_mistakes_of_record_are_one_line_and_leave_nothing(record, models, check
         (("--drafter", "ngram", "--confidence", "x"), "--confidence: expected head, draft_prob, position_mean or none"),
         (("--drafter", "ngram", "--draft-sampling", "x"), "--draft-sampling: expected probabilistic or greedy"),
         (("--drafter", "ngram", "--device", "x"), "device: 'x', expected"),
-        (("--drafter", "ngram", "--dtype", "x"), "dtype: 'x', expected auto"),
-        (("--drafter", "ngram", "--gamma", 65), "gamma: expected 1..64, got 65"),
+        (("--drafter", "ngram", "--dtype", "x"), "--dtype: expected auto, float32 or bfloat16, got 'x'"),
+        (("--drafter", "ngram", "--dtype", "x", "--target", tmp_path / "no"), "--dtype: expected"),  # nothing is loaded
+        (("--drafter", "ngram", "--gamma", 65, "--target", tmp_path / "no"), "Invalid value for '--gamma'"),
+        (("--drafter", "ngram", "--gamma", 0), "Invalid value for '--gamma'"),
         (("--drafter", "ngram(4)"), "expected ngram or ngram(longest=4, shortest=2)"),
         (("--drafter", "ngram(longest=1)"), "longest >= shortest >= 1"),
         (("--drafter", "ngram(longst=1)"), "expected ngram or ngram("),
@@ -248,6 +250,36 @@ def test_mistakes_of_record_are_one_line_and_leave_nothing(record, models, check
         assert err.startswith("error: ")
         assert err.count("\n") == 1
         assert not out.exists()
+
+
+def test_outputs_of_both_verbs_are_apart_from_what_they_read(record, train, models, checkpoint, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    shutil.copy(models / "prompts.jsonl", prompts)
+    out, target = tmp_path / "t.parquet", models / "target"
+    lookup = ("--drafter", "ngram", "--prompts", prompts)
+    for call, flags, words in [
+        (record, (*lookup, "--out", prompts), f"--out: {prompts}: is the input --prompts, expected another path"),
+        (record, (*lookup, "--out", out, "--json", out), f"--json: {out}: is also written by --out"),
+        (record, (*lookup, "--out", out, "--work", out), f"--work: {out}: is also written by --out"),
+        (record, (*lookup, "--out", out, "--work", target), f"--work: {target}: is the input --target"),
+        (record, ("--drafter", checkpoint, "--out", out, "--work", checkpoint), "is the input --drafter"),
+        (train, ("--work", tmp_path / "drafter"), f"--out: {tmp_path / 'drafter'}: is also written by --work"),
+        (train, ("--work", target), f"--work: {target}: is the input --target"),
+        (train, ("--start", checkpoint, "--work", checkpoint), f"--work: {checkpoint}: is the input --start"),
+    ]:
+        code, text, err = call(*flags)
+        assert (code, text, err.count("\n")) == (2, "", 1)
+        assert words in err
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+    assert prompts.read_bytes() == (models / "prompts.jsonl").read_bytes()
+    assert not (target / "responses.json").exists()
+
+
+def test_a_drafter_called_ngram_is_no_file(record, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        code, _, err = record("--drafter", "ngram", "--out", "ngram")
+        assert (code, err) == (0, "")
 
 
 def test_a_target_that_says_nothing_is_one_line(record, models, tmp_path):
@@ -420,6 +452,7 @@ def test_mistakes_of_training_are_one_line(train, models, checkpoint, tmp_path):
     short.write_text('{"prompt": "w1"}')
     for flags, words in [
         (("--kind", "medusa"), "--kind: expected dspark, dspark-gated, dspark-rnn, dflash, eagle3 or mtp"),
+        (("--dtype", "float16"), "--dtype: expected auto, float32 or bfloat16, got 'float16'"),
         (("--learning-rate", "0"), "--learning-rate: expected a number above 0, got 0"),
         (("--layers", "0,4"), "--layers: expected different numbers from 0 to 3, separated by commas: '0,4'"),
         (("--layers", "1,1"), "--layers: expected different numbers"),

@@ -1,6 +1,8 @@
 """calibrate and trace compare as typed: what they print, write and draw, and one line for each mistake."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +14,7 @@ from test_trace_calibration import recorded
 
 from specsim.acceptance import load_trace
 from specsim.blocktrace import read_trace, write_trace
+from specsim.plots_trace import FEW
 from specsim.trace_calibration import calibrate
 from specsim.trace_stats import acceptance_table, calibration_table, sample, tau_table, threshold_sweep
 
@@ -69,7 +72,7 @@ def test_mistakes_of_calibrate_are_one_line_and_leave_nothing(run, tmp_path):
         ((tmp_path / "no.parquet", "--out", out), "no.parquet: cannot read"),
         ((path, "--out", tmp_path), "--out: expected a file name, got the folder"),
         ((path, "--out", out, "--picture", "c.pdf"), "--picture: c.pdf: expected a name that ends in .png or .svg"),
-        ((path, "--out", out, "--fit-share", "1"), "fit_share: 1, expected a number between 0 and 1"),
+        ((path, "--out", out, "--fit-share", "1"), "--fit-share: expected a number between 0 and 1, got 1"),
         ((path, "--out", out, "--seed", "-1"), "--seed"),
         ((path,), "--out"),
     ]:
@@ -81,6 +84,25 @@ def test_mistakes_of_calibrate_are_one_line_and_leave_nothing(run, tmp_path):
         assert not out.exists()
 
 
+def test_calibrate_writes_over_its_input_by_out_alone(run, tmp_path):
+    path = write_trace(recorded(rows=5), tmp_path / "t.parquet")
+    link = tmp_path / "link.png"
+    link.symlink_to(path)
+    old, out, picture = path.read_bytes(), tmp_path / "new/d.parquet", tmp_path / "new/e.png"
+    for flags, words in [
+        (("--out", out, "--json", path), f"--json: {path}: is the input TRACE, expected another path"),
+        (("--out", path, "--json", path), f"--json: {path}: is also written by --out, expected another path"),
+        (("--out", out, "--picture", link), f"--picture: {link}: is the input TRACE"),
+        (("--out", picture, "--picture", picture), f"--picture: {picture}: is also written by --out"),
+        (("--out", out, "--json", tmp_path / "new/../new/d.parquet"), "--json"),
+    ]:
+        code, text, err = run("calibrate", path, *flags)
+        assert (code, text, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"error: {words}")
+        assert path.read_bytes() == old
+        assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("verb", ["calibrate", "trace compare"])
 def test_help_has_an_example(run, verb):
     code, text, _ = run(*verb.split(), "--help")
@@ -89,6 +111,12 @@ def test_help_has_an_example(run, verb):
 
 
 # trace compare
+
+
+def test_compare_help_says_what_its_picture_leaves_out(run):
+    assert f"leaves out positions that fewer than {FEW} blocks reached" in " ".join(
+        run("trace", "compare", "--help")[1].replace("│", " ").split()
+    )
 
 
 def lines(text, *start):
@@ -158,18 +186,40 @@ def test_compare_tells_drafters_of_one_name_apart(run, tmp_path):
     assert lines(text, "d", "(y)", "3")
 
 
+def test_names_print_as_they_are(run, tmp_path):
+    odd = {"drafter": "dspark[v2]", "target": "[red]t", "notes": "n[/b]"}
+    trace = replace(recorded(**odd), domains=("a[/b]", ":fire:"))
+    path = write_trace(trace, tmp_path / "t.parquet")
+    _, text, _ = run("trace", "inspect", path)
+    assert "dspark[v2] for [red]t: " in text
+    assert "Notes: n[/b]" in text
+    assert lines(text, "a[/b]")
+    assert lines(text, ":fire:")
+    _, text, _ = run("trace", "compare", path)
+    assert lines(text, "dspark[v2]", "a[/b]")
+    _, text, _ = run("calibrate", path, "--out", tmp_path / "[b]out.parquet")
+    assert "dspark[v2] for [red]t, " in text
+    assert lines(text, "a[/b]")
+    assert f"Wrote {tmp_path}/[b]out.parquet" in text.replace("\n", "")
+
+
 def test_mistakes_of_compare_are_one_line(run, tmp_path):
     path = write_trace(recorded(rows=5), tmp_path / "t.parquet")
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
     for arguments, words in [
         ((path, path), "t.parquet: given twice"),
+        ((path, os.path.relpath(path)), "t.parquet: given twice"),
         ((path, "--thresholds", "0.5,2"), "--thresholds: expected numbers in 0..1, separated by commas, got '2'"),
         ((path, "--thresholds", "x"), "--thresholds: expected numbers"),
         ((path, "--format", "pdf"), "--format: expected png or svg, got 'pdf'"),
         ((path, tmp_path / "no.parquet"), "no.parquet: cannot read"),
         ((broken,), "broken.json: drafter: is missing"),
-        ((path, "--out", path), "t.parquet: cannot write there"),
+        ((path, "--out", broken / "x"), f"x: cannot write there: {broken} is not a folder"),
+        ((path, "--out", path), "t.parquet: is the input TRACES, expected another path"),
+        ((broken, path, "--json", path), "--json: " + f"{path}: is the input TRACES"),
+        ((tmp_path / "o/tau.csv", "--out", tmp_path / "o"), "o/tau.csv: is the input TRACES"),
+        ((path, "--out", tmp_path / "o", "--json", tmp_path / "o/threshold.png"), "is also written by --out"),
         ((), "trace"),
     ]:
         code, text, err = run("trace", "compare", *arguments)

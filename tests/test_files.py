@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import make_profile
+from conftest import make_blocks, make_profile
 from pydantic import BaseModel, ConfigDict
 
-from specsim.files import read_json, read_start, read_text, write_atomic, write_json, write_text
+from specsim.blocktrace import write_trace
+from specsim.files import (
+    check_apart,
+    check_folder,
+    check_output,
+    read_json,
+    read_start,
+    read_text,
+    write_atomic,
+    write_json,
+    write_text,
+)
 from specsim.hardware import Profile, save_profile
 from specsim.types import SpecsimError
 
@@ -145,12 +157,57 @@ def test_a_device_that_is_full(tmp_path):
     assert names(tmp_path) == []
 
 
+def removes_what_it_could_not_write(path: Path) -> None:
+    """A writer as pyarrow's is."""
+    os.remove(path)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_outlives_a_writer_that_removes_its_file(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(SpecsimError, match=f"{name}: cannot write: No space left on device"):
+        write_atomic(tmp_path / name, removes_what_it_could_not_write)
+    assert names(tmp_path) == ["link", "pipe"]
+    assert (tmp_path / "link").is_fifo()
+
+
+def test_a_device_outlives_a_trace_that_it_has_no_space_for(tmp_path):
+    node = tmp_path / "full"
+    try:
+        os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+        node.open("w").close()
+    except (AttributeError, OSError) as error:
+        pytest.skip(f"needs to make and open a device: {error}")
+    with pytest.raises(SpecsimError, match=r"full: cannot write: .*No space left on device"):
+        write_trace(make_blocks([0, 1], 2), node)
+    assert node.is_char_device()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert write_text(tmp_path / "pipe", "x") == tmp_path / "pipe"
+        assert os.read(reader, 10) == b"x"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "a.txt", tmp_path / "file" / "deep" / "a.txt"):
         with pytest.raises(SpecsimError) as error:
             write_text(path, "x")
-        assert str(error.value).startswith(f"{path}: cannot write: ")
+        assert str(error.value) == f"{path}: cannot write: {tmp_path / 'file'} is not a folder"
+    for folder in (tmp_path / "file", tmp_path / "file" / "deep"):
+        with pytest.raises(SpecsimError) as error:
+            check_folder(folder)
+        assert str(error.value) == f"{folder}: cannot write there: {tmp_path / 'file'} is not a folder"
     assert names(tmp_path) == ["file"]
     with pytest.raises(SpecsimError, match="cannot write"):
         save_profile(make_profile(), tmp_path / "file" / "p.json")
@@ -161,6 +218,31 @@ def test_a_folder_without_permission(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(SpecsimError, match=r"a\.txt: cannot write: Permission denied"):
         write_text(tmp_path / "locked" / "a.txt", "x")
+
+
+def test_outputs_apart_from_each_other_and_from_inputs(tmp_path):
+    one, two, link, hard = (tmp_path / name for name in ("one", "two", "link", "hard"))
+    one.write_text("x")
+    link.symlink_to(one)
+    os.link(one, hard)
+    missing = tmp_path / "no" / "file"
+    check_apart({"--out": two, "--json": None, "--work": [tmp_path, missing]}, {"FILE": one, "--before": None})
+    for outputs, inputs, says in [
+        ({"--json": link}, {"FILE": one}, f"--json: {link}: is the input FILE, expected another path"),
+        ({"--json": hard}, {"FILES": [two, one]}, f"--json: {hard}: is the input FILES, expected another path"),
+        ({"--json": missing}, {"FILE": tmp_path / "no/../no/file"}, f"--json: {missing}: is the input FILE, "),
+        ({"--out": [two, one], "--json": one}, {}, f"--json: {one}: is also written by --out, expected another path"),
+    ]:
+        with pytest.raises(SpecsimError) as error:
+            check_apart(outputs, inputs)
+        assert str(error.value).startswith(says)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_everything_may_go_to_one_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    check_apart({"--out": tmp_path / "pipe", "--json": tmp_path / "pipe"}, {"FILE": tmp_path / "pipe"})
+    check_output("--out", tmp_path / "pipe")
 
 
 def test_a_folder_in_place_of_a_file(tmp_path):

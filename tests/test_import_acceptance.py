@@ -156,6 +156,7 @@ def test_positions_never_reached_are_said(write):
         (scrape().replace('position="1"', 'position="one"'), ("line 10", "label position", "got one")),
         (scrape().replace(" 40", " -40"), ("line 10", "a count, 0 or more", "-40")),
         (scrape().replace(" 40", " NaN"), ("line 10", "a count, 0 or more", "NaN")),
+        (scrape().replace(" 40", " 1e300"), ("line 10", "below 2^53", "1e+300")),
         (scrape().replace(" 40", " many"), ("line 10", "sample", "many")),
         (scrape() + scrape(), ("stands twice", "--before")),
         ("# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length 2.5\n", ("expected counters", "SGLang")),
@@ -188,8 +189,8 @@ def test_lines_of_several_block_lengths_need_a_choice(write):
     path = write(log((100, (80, 40)), (100, (50,))))
     mistake(path, "2 block lengths", "--gamma", "1, 2")
     assert survival(load_acceptance(path, gamma=1)) == pytest.approx([0.5])
-    mistake(path, "gamma", "1, 2", "'3'", gamma=3)
-    mistake(write(log((100, (80, 40)))), "gamma: expected 2", "got 3", gamma=3)
+    mistake(path, "--gamma: ", "1, 2", "'3'", gamma=3)
+    mistake(write(log((100, (80, 40)))), "--gamma: expected 2", "got 3", gamma=3)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +203,15 @@ def test_lines_of_several_block_lengths_need_a_choice(write):
         (LOG.format(mean="2.20", accepted="many", drafted=200, rates="0.8"), ("line 1", "Accepted", "many")),
         ("SpecDecoding metrics: Avg Draft acceptance rate: 1%", ("line 1", "Mean acceptance length", "none")),
         (LOG.format(mean="1.00", accepted=0, drafted=0, rates="0.0"), ("drafted tokens, got none",)),
+        (LOG.format(mean="2.20", accepted=300, drafted=200, rates="0.8, 0.4"), ("line 1: Accepted", "200", "300")),
+        (LOG.format(mean="2.20", accepted=0, drafted=200, rates="0.8, 0.4"), ("line 1: Accepted", "120..200", "got 0")),
+        (LOG.format(mean="1.20", accepted=90, drafted=200, rates="0.1, 0.1"), ("line 1: Accepted", "20..40", "got 90")),
+        (LOG.format(mean="1.00", accepted=90, drafted=200, rates="0, 0"), ("line 1: Accepted", "0..0", "got 90")),
+        (LOG.format(mean="2.20", accepted=120, drafted="9" * 400, rates="0.8, 0.4"), ("line 1: Drafted", "below 2^53")),
+        (LOG.format(mean="2.20", accepted=1.5, drafted=200, rates="0.8, 0.4"), ("line 1: Accepted", "a whole number")),
+        (LOG.format(mean="9" * 400, accepted=120, drafted=200, rates="0.8, 0.4"), ("line 1: Mean", "below 2^53")),
+        (LOG.format(mean="2.20", accepted=120, drafted=200, rates="0.8, nan"), ("line 1: Per-position", "2: ", "NaN")),
+        (LOG.format(mean="2.20", accepted=120, drafted=200, rates="0.8, -0.4"), ("Per-position", "2: ", "-0.4")),
     ],
 )
 def test_log_lines_that_cannot_be(write, line, said):
@@ -289,6 +299,7 @@ def test_deepspec(write):
         ({"draft_tokens_per_proposal": 1.5}, ("draft_tokens_per_proposal", "confidence threshold", "1.5")),
         ({"acceptance_length": 3.4}, ("acceptance_length", "about 2.7", "3.4")),
         ({"acceptance_length": None}, ("acceptance_length", "a number above 0")),
+        ({"dataset": "all"}, ("domain: 'all' is the name of the total",)),
     ],
 )
 def test_deepspec_that_cannot_be(write, fields, said):
@@ -393,6 +404,7 @@ def test_sglang_records_with_requests_are_rounds(write):
     assert trace.position.tolist() == [0, 3, 4, 0]
     assert trace.confidence[0] == pytest.approx([0.9, 0.5])
     assert "75.0% of the rounds" in trace.meta.notes
+    assert "Confidences are as the server used them." in trace.meta.notes
     steps = sglang_steps(write(info))
     assert steps["per_request"].tolist() == [2.5, 1, 2]
     assert steps["step_s"].tolist() == [0.02] * 3
@@ -400,7 +412,9 @@ def test_sglang_records_with_requests_are_rounds(write):
     for step in info["internal_states"][0]["dspark_info_record"]["records"]:
         for request in step["reqs"]:
             del request["survival"]
-    assert load_acceptance(write(info)).confidence is None
+    bare = load_acceptance(write(info))
+    assert bare.confidence is None
+    assert "Confidences" not in bare.meta.notes
 
 
 def test_sglang_records_without_requests_have_one_mean_or_nothing(write):
@@ -464,16 +478,16 @@ def test_a_format_that_was_named_is_no_excuse(write, format, text):
 def test_half_a_surrogate_pair_does_no_harm(write):
     path = write('{"id": "a\\ud800", "drafter": "\\ud801", "per_position": [0.5]}')
     assert load_acceptance(path).drafter == "?"
-    mistake(path, "one of a?", select="b")
+    mistake(path, "--select: expected one of a?", select="b")
 
 
 def test_answers_without_meaning_are_refused(write):
     path = write('{"accept_lengths": [1, 2]}')
-    mistake(path, "fixed-length", "no meaning", "specbench", fixed_length=True)
-    mistake(path, "select", "no meaning", select="a")
-    with pytest.raises(SpecsimError, match=r"gamma: expected 1\.\.64"):
+    mistake(path, "--fixed-length: ", "no meaning", "specbench", fixed_length=True)
+    mistake(path, "--select: ", "no meaning", select="a")
+    with pytest.raises(SpecsimError, match=r"^--gamma: expected 1\.\.64"):
         load_acceptance(path, gamma=0)
-    with pytest.raises(SpecsimError, match="format: expected auto or one of metrics"):
+    with pytest.raises(SpecsimError, match=r"^--format: expected auto or one of metrics"):
         load_acceptance(path, "xml")
     with pytest.raises(SpecsimError, match="cannot read"):
         load_acceptance(path.parent / "missing")
@@ -584,13 +598,46 @@ def test_import_then_pareto(run, write, tmp_path):
         assert scheduler in text
 
 
+def test_import_shows_what_inspect_shows_of_trimmed_drafts(run, write, tmp_path):
+    path = write(sglang([("a", 1, 0, []), ("b", 2, 1, [])], [("a", 3, 1, []), ("b", 3, 2, [])]))
+    out, shown, inspected = (tmp_path / name for name in ("rounds.parquet", "shown.json", "inspected.json"))
+    assert run("trace", "import", path, "--out", out, "--json", shown)[0] == 0
+    assert run("trace", "inspect", out, "--json", inspected)[0] == 0
+    (domain,) = json.loads(shown.read_text())["domains"]
+    assert domain == {"domain": "*", "rows": 4, "tau": 2.0, "conditional": [1.0, 0.5]}
+    assert json.loads(inspected.read_text())["*"]["conditional"] == [1.0, 0.5]
+
+
+def test_names_print_as_they_are(run, write, tmp_path):
+    path = write('{"category": "c[/b]", "accept_lengths": [3, 1, 2]}')
+    code, text, _ = run("trace", "import", path, "--drafter", "a[/b]", "--out", tmp_path / "x[v2].parquet")
+    assert code == 0
+    assert "a[/b] for unknown: " in text
+    assert re.search(r"c\[/b\]\s+3 ", text)
+    assert f"Wrote {tmp_path}/x[v2].parquet" in text
+
+
 def test_a_mistake_is_one_line_and_leaves_no_file(run, write, tmp_path):
     path = write(log((100, (80, 40)), (100, (50,))))
     code, out, err = run("trace", "import", path, "--out", tmp_path / "x.json")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {path}: holds 2 block lengths")
     assert not (tmp_path / "x.json").exists()
-    code, _, err = run("trace", "import", path, "--gamma", "1", "--out", path)
-    assert code == 2
-    assert "expected another file" in err
-    assert path.read_text().startswith("INFO")
+
+
+def test_what_is_imported_is_not_written_over(run, write, tmp_path):
+    path, earlier = write(scrape(300, at=(180, 90, 10)), "last.txt"), write(scrape(), "first.txt")
+    before = path.read_bytes(), earlier.read_bytes()
+    new = tmp_path / "new.json"
+    for flags, words in [
+        (("--out", path), f"--out: {path}: is the input FILE, expected another path"),
+        (("--out", earlier), f"--out: {earlier}: is the input --before"),
+        (("--out", new, "--json", path), f"--json: {path}: is the input FILE"),
+        (("--out", new, "--json", new), f"--json: {new}: is also written by --out"),
+        (("--out", new, "--json", tmp_path), "--json: expected a file name, got the folder"),
+    ]:
+        code, out, err = run("trace", "import", path, "--before", earlier, *flags)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"error: {words}")
+        assert not new.exists()
+    assert (path.read_bytes(), earlier.read_bytes()) == before

@@ -95,8 +95,25 @@ def test_acceptance_has_positions_above_and_tau_below_a_column_a_domain_and_a_li
 def test_positions_that_few_blocks_reached_are_left_out_of_the_picture():
     figure, *_ = accepted({"d": make_blocks([2] * (FEW - 1) + [0], 3)})
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[1, (FEW - 1) / FEW]]
+    assert f"fewer than {FEW} blocks" in figure.legends[0].get_title().get_text()
     figure, *_ = accepted({"d": make_blocks([2] * FEW + [0], 3)})
     assert [x for x, _ in figure.axes[0].lines[0].get_xydata()] == [1, 2, 3]
+    assert figure.legends[0].get_title().get_text() == ""
+
+
+@pytest.mark.parametrize(("length", "columns"), [(1, 4), (20, 2), (45, 1)])
+@pytest.mark.parametrize("domains", [(12,), (6, 6)])
+def test_the_legend_fits_the_figure(domains, length, columns, tmp_path):
+    figure, *_ = accepted({str(i) * length: recorded(domains, rows=20) for i in range(4)})
+    save_figure(figure, tmp_path / "a.png")
+    legend = figure.legends[0]
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert legend._ncols == columns
+
+
+def test_a_drafter_without_a_name_is_drawn(tmp_path):
+    save_figure(accepted({"": recorded(rows=20), "b": recorded(rows=20)})[0], tmp_path / "a.png")
 
 
 def test_thresholds_have_rates_above_and_tau_below():

@@ -26,7 +26,7 @@ from specsim.blocktrace import Trace, TraceMeta, write_trace
 from specsim.cli import show
 from specsim.cli.traces import conditional_summary, tau_summary
 from specsim.drafters import check_installed
-from specsim.files import check_folder, check_output, read_text
+from specsim.files import check_apart, check_folder, check_output, read_text
 from specsim.trace_stats import acceptance_table, tau_table
 from specsim.types import SpecsimError
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from specsim.drafters.target import Target
 
 DEFAULT_BATCH = 128
+DTYPES = ("auto", "float32", "bfloat16")
 STORED = {"confidence": "float32", "draft_prob": "float16", "accept_rate": "float16"}
 """Confidences of a head can be as sure as float16 cannot tell; the others are for statistics."""
 
@@ -68,7 +69,9 @@ def record(
     ] = 1,
     temperature: Temperature = 1.0,
     max_tokens: MaxTokens = 224,
-    gamma: Annotated[int | None, typer.Option("--gamma", help="Block length (default: the drafter's, or 7).")] = None,
+    gamma: Annotated[
+        int | None, typer.Option("--gamma", help="Block length (default: the drafter's, or 7).", min=1, max=64)
+    ] = None,
     confidence: Annotated[
         str | None,
         typer.Option("--confidence", help="head, draft_prob, position_mean or none (default: head if there is one)."),
@@ -95,9 +98,13 @@ def record(
     sampling = "greedy" if temperature == 0 else draft_sampling or "probabilistic"
     _one_of("--draft-sampling", sampling, ("probabilistic", "greedy"))
     _one_of("--confidence", confidence, get_args(TraceMeta.model_fields["confidence_source"].annotation))
+    _one_of("--dtype", dtype, DTYPES)
     if temperature == 0 and responses_per_prompt > 1:
         raise SpecsimError("--responses-per-prompt: expected 1 at --temperature 0, which has one answer a prompt")
-    for name, path in {"--out": out, "--json": json}.items():
+    outputs = {"--out": out, "--json": json}
+    read = {"--prompts": prompts, "--target": Path(target), "--drafter": Path(drafter)}
+    check_apart({**outputs, "--work": work}, read if drafter.strip() != "ngram" else {**read, "--drafter": None})
+    for name, path in outputs.items():
         check_output(name, path)
     if work is not None:
         check_folder(work)
@@ -179,6 +186,8 @@ def train_drafter(
     """
     _above_zero("--temperature", temperature, or_zero=True)
     _above_zero("--learning-rate", learning_rate)
+    _one_of("--dtype", dtype, DTYPES)
+    check_apart({"--work": work, "--out": out}, {"--prompts": prompts, "--target": Path(target), "--start": start})
     for folder in (work, out):
         check_folder(folder)
     check_installed()

@@ -10,11 +10,11 @@ import numpy as np
 import typer
 
 from specsim.acceptance import Synthetic
-from specsim.blocktrace import Trace, write_trace
+from specsim.blocktrace import TOTAL, Trace, write_trace
 from specsim.cli import show
-from specsim.files import write_json
+from specsim.files import check_apart, check_output, write_json
 from specsim.importers.acceptance import FORMATS, load_acceptance
-from specsim.types import Floats, SpecsimError
+from specsim.trace_stats import acceptance_table
 
 
 def import_trace(
@@ -46,9 +46,10 @@ def import_trace(
 
     Example: specsim trace import metrics.txt --before metrics-at-start.txt --fixed-length --out mine.json
     """
-    for path in (file, before):
-        if path is not None and out.resolve() == path.resolve():
-            raise SpecsimError(f"--out: {out}: expected another file than the one to import")
+    outputs = {"--out": out, "--json": json}
+    check_apart(outputs, {"FILE": file, "--before": before})
+    for name, path in outputs.items():
+        check_output(name, path)
     answers = {"select": select, "gamma": gamma, "before": before, "drafter": drafter, "target": target}
     flags = ["--fixed-length"] * fixed_length + ([] if format == "auto" else ["--format", format])
     flags += [word for name, value in answers.items() if value is not None for word in (f"--{name}", str(value))]
@@ -76,22 +77,21 @@ def import_trace(
 
 def _summary(trace: Synthetic | Trace) -> dict[str, Any]:
     """What the imported trace says, by domain: cycles (None: not told), tau, conditional acceptance [γ]."""
-    parts: dict[str, tuple[int | None, Floats]] = {}
+    domains: list[dict[str, Any]] = []
     if isinstance(trace, Synthetic):
         for name, domain in trace.domains.items():
-            parts[name] = (None, np.cumprod([1.0, *domain.conditional_acceptance]))
+            reach = np.cumprod([1.0, *domain.conditional_acceptance])
+            ratio = np.divide(reach[1:], reach[:-1], out=np.full(trace.gamma, np.nan), where=reach[:-1] > 0)
+            domains.append({"domain": name, "rows": None, "tau": float(reach.sum()), "conditional": ratio.tolist()})
     else:
-        rows_of = {name: trace.domain == d for d, name in enumerate(trace.domains)}
-        if len(rows_of) > 1:
-            rows_of["all"] = np.ones(len(trace), dtype=bool)
-        for name, chosen in rows_of.items():
-            accepted = trace.accepted[chosen]
-            parts[name] = (len(accepted), np.array([(accepted >= k).mean() for k in range(trace.gamma + 1)]))
+        table = acceptance_table(trace)
+        parts = {name: trace.domain == d for d, name in enumerate(trace.domains)}
+        if len(parts) > 1:
+            parts[TOTAL] = np.ones(len(trace), dtype=bool)
+        for name, rows in parts.items():
+            tau, conditional = float(trace.accepted[rows].mean() + 1), table.loc[table["domain"] == name, "conditional"]
+            domains.append({"domain": name, "rows": int(rows.sum()), "tau": tau, "conditional": conditional.tolist()})
     meta = trace if isinstance(trace, Synthetic) else trace.meta
-    domains = []
-    for name, (rows, reach) in parts.items():
-        ratio = np.divide(reach[1:], reach[:-1], out=np.full(trace.gamma, np.nan), where=reach[:-1] > 0)
-        domains.append({"domain": name, "rows": rows, "tau": float(reach.sum()), "conditional": ratio.tolist()})
     return {
         "drafter": meta.drafter, "target": meta.target, "kind": meta.kind, "gamma": trace.gamma, "domains": domains,
     }  # fmt: skip

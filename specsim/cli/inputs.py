@@ -77,6 +77,13 @@ def parse_policies(texts: list[str], trace: Path | None, gamma: int | None) -> t
     return base, policies
 
 
+def policy_files(text: str) -> list[Path]:
+    """The files that ``NAME(args)[@TRACE]`` or ``file.py:NAME[@TRACE]`` names."""
+    name, at, trace = text.partition("@")
+    where, colon, _ = name.rpartition(".py:")
+    return [Path(f"{where}.py")] * bool(colon) + [Path(trace)] * bool(at)
+
+
 def parse_scheduler(text: str) -> Any:
     """A scheduler from ``Name``, ``Name(1, key=2)``, ``file.py:Name`` or ``file.py:Name(3)``.
 

@@ -12,7 +12,7 @@ from specsim.acceptance import Drafter, Synthetic, load_trace
 from specsim.blocktrace import Trace
 from specsim.calibration import calibration_report
 from specsim.cli import show
-from specsim.files import read_start
+from specsim.files import check_apart, check_output, read_start
 from specsim.hardware import load_profile
 from specsim.importers.arrivals import open_workload
 from specsim.request_table import inspect_requests
@@ -30,6 +30,8 @@ def inspect(file: Annotated[Path, typer.Argument(help="Arrivals, a workload, a b
 
     Example: specsim trace inspect traces/qwen3-4b-dspark.json
     """
+    check_apart({"--json": json}, {"FILE": file})
+    check_output("--json", json)
     data = _acceptance(file) if _is_acceptance(file) else _arrivals(file)
     if json is not None:
         show.write_json_file(json, data)
@@ -42,6 +44,8 @@ def profile_show(
 
     Example: specsim profile show hw_profiles/dsv4-flash-b300-tp4.json
     """
+    check_apart({"--json": json}, {"FILE": file})
+    check_output("--json", json)
     profile = load_profile(file)
     low, high = profile.verify.range
     tokens = [int(b) for b in np.unique(np.geomspace(low, high, 13).round())]

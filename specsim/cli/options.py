@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from specsim.acceptance import Drafter
-from specsim.cli.inputs import parse_domains, parse_policies, parse_workloads, read_scenario
+from specsim.cli.inputs import parse_domains, parse_policies, parse_workloads, policy_files, read_scenario
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
 from specsim.types import SpecsimError
@@ -135,6 +135,12 @@ class Options:
             callback=_load_scenario,
         ),
     ] = None
+
+    def files(self) -> dict[str, list[Path]]:
+        """The files that are read, by option."""
+        alone = {name: getattr(self, name) for name in ("profile", "trace", "arrivals", "scenario")}
+        named = {f"--{name}": [path] for name, path in alone.items() if path is not None}
+        return named | {"--scheduler": [path for text in self.scheduler or [] for path in policy_files(text)]}
 
     def build(self) -> tuple[Scenario, list[Policy], list[Workload]]:
         """The base scenario, the policies and the workloads that were asked for."""

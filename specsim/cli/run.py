@@ -14,7 +14,7 @@ from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import RUN, Options, option, with_options
 from specsim.engine import simulate as simulate_once
-from specsim.files import check_folder, write_atomic
+from specsim.files import check_apart, check_folder, check_output, write_atomic
 from specsim.metrics import summarize
 from specsim.pareto import Front, crossovers, sla_table
 from specsim.pareto import pareto as make_front
@@ -35,6 +35,8 @@ Speed = Annotated[
     float | None,
     option("--slo-interactivity", help="Goodput counts requests with at least these tok/s.", panel=RUN),
 ]
+
+RESULTS = ["results.parquet", "results.csv"]
 
 SHOWN = {
     "throughput": "tok/s/GPU",
@@ -61,7 +63,7 @@ def simulate(
     Example: specsim simulate --profile hw_profiles/dsv4-flash-b300-tp4.json
     --trace traces/qwen3-4b-dspark.json -s 'DSparkAsync(staleness=2)' --closed 64
     """
-    _check_outputs(out, json)
+    _check_outputs(out, ["requests.parquet", *["steps.parquet"] * steps], json, options.files())
     slo = _slo(slo_ttft, slo_interactivity)
     base, policies, workloads = options.build()
     if len(policies) > 1 or len(workloads) > 1:
@@ -98,7 +100,7 @@ def sweep(
     Example: specsim sweep --profile hw_profiles/dsv4-flash-b300-tp4.json
     --trace traces/qwen3-4b-dspark.json -s NoSpec -s DSparkGreedy --closed 1,8,64 --out out/sweep
     """
-    _check_outputs(out, json)
+    _check_outputs(out, RESULTS, json, options.files())
     frame = _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
     overall = frame[frame["domain"] == "all"]
     mean = overall.groupby(["policy", "load"], sort=False)[list(SHOWN)].mean().reset_index()
@@ -144,7 +146,9 @@ def pareto(
     floors = parse_numbers("--sla", sla)
     if format not in ("png", "svg"):
         raise SpecsimError(f"--format: expected png or svg, got {format!r}")
-    _check_outputs(out, json)
+    names = [*RESULTS, "sla.csv", *(f"{name}.{format}" for name in ("pareto", "throughput", "verified_tokens"))]
+    check_apart({"--json": json}, {"--results": results})  # --out may be its folder: the same is written there
+    _check_outputs(out, names, json, options.files())
     frame = _read_results(results) if results else _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
     domains = list(dict.fromkeys(frame["domain"]))
     tables = []
@@ -177,13 +181,12 @@ def pareto(
         show.write_json_file(json, {**data, "points": front.points.to_dict("records")})
 
 
-def _check_outputs(out: Path | None, json: Path | None) -> None:
+def _check_outputs(out: Path | None, names: list[str], json: Path | None, inputs: dict[str, list[Path]]) -> None:
+    """See to --json and to the files of these names in --out."""
+    check_apart({"--out": [out, *(out / name for name in names)] if out else None, "--json": json}, inputs)
     if out is not None:
         check_folder(out)
-    if json is not None:
-        check_folder(json.parent)
-        if json.is_dir():
-            raise SpecsimError(f"--json: expected a file name, got the folder {json}")
+    check_output("--json", json)
 
 
 def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:

@@ -25,7 +25,8 @@ PATIENCE = 2.0
 
 def console() -> Console:
     """The console of stdout; wide where there is no terminal, so that piped tables keep their columns."""
-    return Console(width=None if sys.stdout.isatty() else 180, highlight=False)
+    # Names that users chose print as they are: no [markup], no :emoji:.
+    return Console(width=None if sys.stdout.isatty() else 180, highlight=False, markup=False, emoji=False)
 
 
 def table(title: str, columns: list[str], rows: list[list[Any]], caption: str | None = None) -> Table:
@@ -83,7 +84,7 @@ def _plain(value: Any) -> Any:
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yield ``report(done, total)``; what it is told shows on stderr once the work takes over two seconds."""
-    err = Console(stderr=True)
+    err = Console(stderr=True, markup=False, emoji=False)
     if not err.is_terminal:
         yield _lines(label, err)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from specsim.acceptance import Synthetic
 from specsim.blocktrace import Trace, TraceMeta, lossless_dtypes, read_trace, write_trace
 from specsim.calibration import reliability_table
 from specsim.cli import show
-from specsim.files import check_folder, check_output, read_json, read_start, write_atomic
+from specsim.files import check_apart, check_folder, check_output, read_json, read_start, write_atomic
 from specsim.trace_calibration import Calibrated
 from specsim.trace_calibration import calibrate as fit
 from specsim.trace_stats import (
@@ -59,10 +60,15 @@ def calibrate(
 
     Example: specsim calibrate recorded.parquet --out calibrated.parquet --picture reliability.png
     """
-    for name, path in {"--out": out, "--picture": picture, "--json": json}.items():
+    outputs = {"--out": out, "--picture": picture, "--json": json}
+    check_apart(outputs, {})
+    check_apart({**outputs, "--out": None}, {"TRACE": trace})
+    for name, path in outputs.items():
         check_output(name, path)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise SpecsimError(f"--picture: {picture}: expected a name that ends in .png or .svg")
+    if not 0 < fit_share < 1:
+        raise SpecsimError(f"--fit-share: expected a number between 0 and 1, got {fit_share:g}")
     source = _read(trace)
     done = fit(source, fit_share, seed, str(trace))
     _print_calibrated(done, trace)
@@ -108,13 +114,17 @@ def compare(
     """Compare drafters by their traces: τ, acceptance by position, calibration, what a threshold would do.
 
     Intervals are 95 %, clustered by response. Writes acceptance.csv, tau.csv, threshold.csv,
-    calibration.csv and the pictures acceptance and threshold to --out. A synthetic trace is drawn with seed 0.
+    calibration.csv and the pictures acceptance and threshold to --out; the former leaves out positions that
+    fewer than 30 blocks reached. A synthetic trace is drawn with seed 0.
 
     Example: specsim trace compare traces/qwen3-4b-dspark.json traces/qwen3-4b-eagle3.json --out out/compare
     """
     if format not in ("png", "svg"):
         raise SpecsimError(f"--format: expected png or svg, got {format!r}")
     levels = _thresholds(thresholds)
+    pictures = [f"{name}.{format}" for name in ("acceptance", "threshold")]
+    names = [*(f"{name}.csv" for name in ("acceptance", "tau", "threshold", "calibration")), *pictures]
+    check_apart({"--out": [out, *(out / name for name in names)] if out else None, "--json": json}, {"TRACES": traces})
     if out is not None:
         check_folder(out)
     check_output("--json", json)
@@ -155,6 +165,9 @@ def _measure(drafters: dict[str, Trace], thresholds: list[float], calibrated: bo
 
 def _labelled(paths: list[Path]) -> dict[str, Trace]:
     """The traces by labels that tell them apart: the drafter, the target and T where these differ, or the file."""
+    real = [os.path.realpath(path) for path in paths]
+    if twice := [path for i, path in enumerate(paths) if real[i] in real[:i]]:
+        raise SpecsimError(f"{twice[0]}: given twice, expected different traces to compare")
     traces = [_read(path, synthetic=True) for path in paths]
     targets, temperatures = ({getattr(trace.meta, name) for trace in traces} for name in ("target", "temperature"))
     labels = [_label(trace.meta, len(targets) > 1, len(temperatures) > 1) for trace in traces]
@@ -162,9 +175,6 @@ def _labelled(paths: list[Path]) -> dict[str, Trace]:
         labels = [f"{label} ({path.stem})" for label, path in zip(labels, paths, strict=True)]
     if len(set(labels)) < len(labels):
         labels = [f"{label} ({path})" for label, path in zip(labels, paths, strict=True)]
-    if len(set(labels)) < len(labels):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise SpecsimError(f"{twice}: given twice, expected different traces to compare")
     return dict(zip(labels, traces, strict=True))
 
 

@@ -62,16 +62,16 @@ def load_acceptance(
     """
     ask = Ask(select, gamma, before, fixed_length, drafter, target, command)
     if gamma is not None and not 1 <= gamma <= LONGEST:
-        raise SpecsimError(f"gamma: expected 1..{LONGEST}, got {gamma}")
+        raise SpecsimError(f"--gamma: expected 1..{LONGEST}, got {gamma}")
     text = read_text(path)
     name = _format(path, text) if format == "auto" else format
     if name not in _READERS:
-        raise SpecsimError(f"format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
+        raise SpecsimError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
     read, uses = _READERS[name]
     for field in fields(Ask):
         given = getattr(ask, field.name) not in (None, False)
         if given and field.name not in (*uses, "drafter", "target", "command"):
-            raise SpecsimError(f"{path}: {field.name.replace('_', '-')}: has no meaning for the format {name}")
+            raise SpecsimError(f"{path}: --{field.name.replace('_', '-')}: has no meaning for the format {name}")
     found = read(path, text, ask)
     return found if isinstance(found, Trace) else to_synthetic(path, found, ask)
 

@@ -7,7 +7,6 @@ vLLM and llama.cpp export the same four counters under their own prefix, ``…:s
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -91,8 +90,8 @@ def _scrape(path: str | Path, text: str) -> dict[Series, float]:
             if name not in (_DRAFTS, _TOKENS, _ACCEPTED, _AT):
                 continue  # such as the times of creation
             series = _series(where, name, dict(sample.labels))
-            if not (math.isfinite(sample.value) and sample.value >= 0):
-                raise problem(where, name, "a count, 0 or more", sample.value)
+            if not 0 <= sample.value < 2**53:
+                raise problem(where, name, "a count, 0 or more and below 2^53", sample.value)
             if series in found:
                 raise SpecsimError(f"{where}: {name}: stands twice, expected one scrape (for two, see --before)")
             found[series] = sample.value
@@ -190,10 +189,13 @@ def _interval(where: str, line: str) -> Interval | None:
         _field(where, line, name, unit)
         for name, unit in (("Mean acceptance length", ""), ("Accepted", " tokens"), ("Drafted", " tokens"))
     )
+    if accepted > drafted:
+        raise problem(where, "Accepted", f"at most the {drafted:.0f} tokens drafted", f"{accepted:.0f}")
     if drafted == 0:
         return None
     name = "Per-position acceptance rate"
-    found = re.search(rf"{name}: \[?([\d.]+(?:, ?[\d.]+)*)", line)
+    # A word before a colon is the next field; any other (nan) is a rate, and a wrong one.
+    found = re.search(rf"{name}: \[?([\w.+-]+(?:, ?(?![\w -]*:)[\w.+-]+)*)", line)
     try:
         rates = [float(cell) for cell in found[1].split(",")] if found else []
     except ValueError:
@@ -205,14 +207,21 @@ def _interval(where: str, line: str) -> Interval | None:
     # The number of drafts is not printed. It is drafted / γ where that fits the rates; where drafts were
     # shorter than γ (n-gram), accepted / Σ rates, less exact because the rates are rounded.
     drafts = drafted / len(rates)
-    if abs(accepted - drafts * sum(rates)) > drafts * len(rates) * 0.0006 + 0.5 and sum(rates) > 0:
+    least, most, rounding = drafts * sum(rates), drafted * min(sum(rates), 1), drafted * 0.0006 + 0.5
+    if not least - rounding <= accepted <= most + len(rates) * rounding:
+        expected = f"about {least:.0f}..{most:.0f}, by the rates and the {drafted:.0f} tokens drafted"
+        raise problem(where, "Accepted", expected, f"{accepted:.0f}")
+    if accepted - least > rounding and sum(rates) > 0:
         drafts = accepted / sum(rates)
     return Interval(drafts, int(drafted), survival)
 
 
 def _field(where: str, line: str, name: str, unit: str) -> float:
-    found = re.search(rf"{name}: (\d+(?:\.\d+)?){unit}", line)
+    expected, digits = ("a whole number of" + unit, r"\d+") if unit else ("a number", r"\d+(?:\.\d+)?")
+    found = re.search(rf"{name}: ({digits}){unit}", line)
     if found is None:
         got = re.search(rf"{name}: ([^,]*)", line)
-        raise problem(where, name, f"a number{unit and ' of' + unit}", got[1] if got else None)
+        raise problem(where, name, expected, got[1] if got else None)
+    if float(found[1]) >= 2**53:
+        raise problem(where, name, f"{expected} below 2^53", found[1])
     return float(found[1])

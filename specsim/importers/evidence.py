@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from specsim.acceptance import Domain, Synthetic
+from specsim.blocktrace import TOTAL
 from specsim.hardware import Provenance
 from specsim.types import SpecsimError
 
@@ -71,6 +72,8 @@ class Evidence:
 
 def to_synthetic(path: str | Path, found: Evidence, ask: Ask) -> Synthetic:
     """The synthetic trace that has the survivals ``found`` in ``path``."""
+    if TOTAL in found.survival:
+        raise SpecsimError(f"{path}: domain: {TOTAL!r} is the name of the total, expected another")
     gammas = {len(survival) for survival in found.survival.values()}
     if len(gammas) > 1:
         raise SpecsimError(f"{path}: expected one block length, got {', '.join(map(str, sorted(gammas)))}")
@@ -78,7 +81,7 @@ def to_synthetic(path: str | Path, found: Evidence, ask: Ask) -> Synthetic:
     if not 1 <= gamma <= LONGEST:
         raise SpecsimError(f"{path}: expected 1..{LONGEST} draft positions, got {gamma}")
     if ask.gamma is not None and ask.gamma != gamma:
-        raise SpecsimError(f"{path}: gamma: expected {gamma}, the positions that the file tells of, got {ask.gamma}")
+        raise SpecsimError(f"{path}: --gamma: expected {gamma}, the positions that the file tells of, got {ask.gamma}")
     notes = [*found.notes, ASSUMED]
     unreached = min(next((k for k, a in enumerate(s, 1) if a == 0), gamma) for s in found.survival.values())
     if unreached < gamma:
@@ -157,7 +160,7 @@ def choose(where: str, what: str, names: Sequence[str], select: str | None, opti
     if select is None:
         raise SpecsimError(f"{where}: holds {len(names)} {what}, expected --{option} with one of {listed}")
     if select not in names:
-        raise SpecsimError(f"{where}: {option}: expected one of {listed}, got {select!r}")
+        raise SpecsimError(f"{where}: --{option}: expected one of {listed}, got {select!r}")
     return select
 
 

@@ -151,7 +151,9 @@ def read_llamacpp(path: str | Path, text: str, ask: Ask) -> Evidence:
     if not cycles:
         raise problem(str(path), "timings.draft_n", "at least one response with a draft", None)
     if drafted > ask.gamma * cycles:
-        raise problem(str(path), "gamma", f"at least {-(-drafted // cycles)}: {drafted} drafted in {cycles}", ask.gamma)
+        raise problem(
+            str(path), "--gamma", f"at least {-(-drafted // cycles)}: {drafted} drafted in {cycles}", ask.gamma
+        )
     notes = (f"{cycles:,} cycles.", ONE_MEAN, *length_notes(str(path), ask.fixed_length, ask.gamma, drafted / cycles))
     return Evidence({"*": constant_survival(accepted / cycles, ask.gamma)}, "timings of llama.cpp", notes)
 

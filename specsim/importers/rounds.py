@@ -109,9 +109,10 @@ def read_sglang(path: str | Path, text: str, ask: Ask) -> Trace | Evidence:
     trimmed = float((table["verify_len"] <= gamma).mean())
     notes = (
         f"SGLang step records. In {trimmed:.1%} of the rounds the scheduler verified less than gamma: what it trimmed "
-        "is not known and counts as not proposed, so replay cannot verify more than it did. Confidences are as the "
-        "server used them."
+        "is not known and counts as not proposed, so replay cannot verify more than it did."
     )
+    if known:
+        notes += " Confidences are as the server used them."
     before = table.groupby("rid")["acc_len"].cumsum() - table["acc_len"]
     columns = {
         "request_id": table["rid"].to_numpy(dtype=object),
