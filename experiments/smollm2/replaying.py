@@ -66,12 +66,13 @@ def replay(
 ) -> Cycles:
     """Walk the responses ``names`` of a dense trace under ``scheduler``, request i on engine i mod engines.
 
-    Every response starts at its first row, all at once, and stops at its last or at position ``most``.
+    Every response starts at its first row, all at once. Cycles from position ``most`` on are not told, but walked
+    for a block longer, as a real run does, which keeps the batch as full.
     """
     spans = {}
     for code, name in enumerate(trace.request_ids):
         rows = np.flatnonzero(trace.request_id == code)
-        spans[name] = (rows[0], min(len(rows), most))
+        spans[name] = (rows[0], min(len(rows), most + trace.gamma))
     start = np.array([spans[name][0] if name in spans else 0 for name in names])
     length = np.array([spans[name][1] if name in spans else 0 for name in names])
     chances = np.nan_to_num(trace.accept_rate.astype(np.float64))  # NaN past the first rejection: not reached
@@ -101,7 +102,8 @@ def replay(
             previous[engine].append(StepRecord(view, lens, accepted + 1))
             found.append((requests, position[requests], lens, accepted, chances[rows, lens]))
             position[requests] += accepted + 1
-    return Cycles(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    walked = Cycles(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return walked.select(walked.position < most)
 
 
 @dataclass
