@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specsim.blocktrace import TOTAL
 from specsim.files import read_text
 from specsim.types import SpecsimError
 
@@ -44,8 +45,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         domain, name = row.get("domain", path.stem), row.get("id", f"{path.stem}-{number}")
         if not (isinstance(domain, str) and domain):
             raise SpecsimError(f"{where}: domain: expected text, got {domain!r}")
-        if domain == "all":
-            raise SpecsimError(f"{where}: domain: 'all' is the name of the total, expected another")
+        if domain == TOTAL:
+            raise SpecsimError(f"{where}: domain: {TOTAL!r} is the name of the total, expected another")
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise SpecsimError(f"{where}: id: expected text or a number, got {name!r}")
         prompt = Prompt(str(name), domain, messages)
