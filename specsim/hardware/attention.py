@@ -158,9 +158,10 @@ class Grid:
                 continue
             others = [range(len(self.places[axis])) if a == axis else spots[a] for a in range(4)]
             known = np.array(self.known[np.ix_(*others)].all(axis=tuple(a for a in range(4) if a != axis)))
-            known[0] &= axis == 1 or (axis == 2 and bool(chunk))
-            there = np.flatnonzero(known)
-            if len(there):
+            # No size lies between 0, which is none of it, and the first; but a prefill may have no decodes beside it.
+            first = int(axis != 1 and not (axis == 2 and chunk and known[0] and (known[1] or not known[1:].any())))
+            there = first + np.flatnonzero(known[first:])
+            if len(there) and (chunk or there[0]):
                 name = NAMES[axis] + (what if axis == 2 else "") + (" beside a prefill" if chunk and axis == 2 else "")
                 bounds = self.places[axis][there[0]], self.places[axis][there[-1]]
                 return [*axes, (name, math.ceil(values[axis]), *bounds)]
@@ -203,15 +204,15 @@ def fill(table: Prices, axes: Sequence[NDArray[np.int64]]) -> tuple[Prices, NDAr
     parts: list[tuple[tuple[slice, ...], tuple[int, ...]]] = [(whole, (3, 1, 0, 2))]
     if separate:
         parts = [((*whole[:2], none, none), (1, 0)), ((none, none, *whole[2:]), (3, 2))]
-    holes = -1
-    while holes != (holes := int(np.isnan(table).sum())):  # what one axis filled may close a gap on another
-        for part, order in parts:
-            for axis in order:
-                _fill_line(table[part], axes[axis], axis, beyond=False)
-    known = ~np.isnan(table)
-    for part, order in parts:
-        for axis in order:
-            _fill_line(table[part], axes[axis], axis, beyond=True)
+    known = np.empty(table.shape, dtype=np.bool_)
+    for step in ("between", "slope", "flat"):
+        holes = -1
+        while holes != (holes := int(np.isnan(table).sum())):  # what one axis filled may help on another
+            for part, order in parts:
+                for axis in order:
+                    _fill_line(table[part], axes[axis], axis, step)
+        if step == "between":
+            known = ~np.isnan(table)
     for values in (table, known):
         if not from_history and len(axes[1]) > 1:
             values[1:, 0] = values[1:, 1]  # a history shorter than any measured costs the shortest
@@ -224,8 +225,9 @@ def fill(table: Prices, axes: Sequence[NDArray[np.int64]]) -> tuple[Prices, NDAr
     return table, known
 
 
-def _fill_line(table: Prices, places: NDArray[np.int64], axis: int, beyond: bool) -> None:
-    """Fill holes along one axis, in place: linear between entries, with ``beyond`` the last slope after them.
+def _fill_line(table: Prices, places: NDArray[np.int64], axis: int, step: str) -> None:
+    """Fill holes along one axis, in place: linear "between" entries, by the last "slope" after two or more of
+    them, or "flat" on both sides. An axis with one entry says nothing of its slope: another may.
 
     The place 0 takes no part (nothing is there) but on the axis of histories, where it is a length.
     """
@@ -244,14 +246,15 @@ def _fill_line(table: Prices, places: NDArray[np.int64], axis: int, beyond: bool
     inside = holes & (before >= 0) & (after < size)
     share = (at - at[left]) / np.where(inside, at[right] - at[left], 1)
     lines = np.where(inside, low + (high - low) * share, lines)
-    if beyond:
-        lines = np.where(before < 0, high, lines)  # before the first entry: its price
+    past = (after == size) & (before >= 0)
+    if step == "slope":
         earlier = before[row, np.maximum(left - 1, 0)]  # the entry before the last, if there is one
-        two = (before > 0) & (earlier >= 0)
+        two = past & (left > 0) & (earlier >= 0)
         rise = np.where(two, low - lines[row, np.maximum(earlier, 0)], 0.0)
         run = np.where(two, at[left] - at[np.maximum(earlier, 0)], 1.0)
-        past = holes & (after == size) & (before >= 0)
-        lines = np.where(past, low + np.maximum(0.0, rise / run) * (at - at[left]), lines)
+        lines = np.where(two, low + np.maximum(0.0, rise / run) * (at - at[left]), lines)
+    elif step == "flat":
+        lines = np.where(before < 0, high, np.where(past, low, lines))
     view[some] = lines
 
 
