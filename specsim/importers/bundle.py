@@ -61,6 +61,7 @@ class _Place:
     root: Path
     meta: Mapping[str, Any]
     tp: int
+    assumed: bool = False
 
 
 def read_bundle(path: Path, ask: Ask) -> Found:
@@ -72,8 +73,10 @@ def read_bundle(path: Path, ask: Ask) -> Found:
     _check_files(place)
     notes = [
         f"{shape.layers} layers of kernels measured on one shard of tensor parallel {place.tp}.",
-        "Kernel times alone: launches, scheduling and sampling on the host are not in them (host_seconds is).",
+        "Kernel times alone: what the host takes to schedule, launch and sample comes on top (host_seconds).",
     ]
+    if place.assumed:
+        notes.append(f"Tensor parallelism was not told and meta.yaml names several: {place.tp} is assumed.")
     tokens = _tokens(place, shape, ask, notes)
     rows = _rows_of_logits(place, notes)
     verify: dict[str, Any] = {
@@ -107,8 +110,13 @@ def read_bundle(path: Path, ask: Ask) -> Found:
 
 
 def _find(path: Path, ask: Ask) -> _Place:
-    shards = {int(m[1]): p for p in path.iterdir() if p.is_dir() and (m := re.fullmatch(r"tp(\d+)", p.name))}
-    here = (path / "dense.csv").exists() or not shards
+    try:
+        shards = {int(m[1]): p for p in path.iterdir() if p.is_dir() and (m := re.fullmatch(r"tp(\d+)", p.name))}
+    except OSError as error:
+        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
+    here = (path / "dense.csv").exists()
+    if not here and not shards:
+        raise SpecsimError(f"{path}: expected a bundle, a folder with dense.csv or with tp1/, tp2/, .., got neither")
     if here:
         tables, named = path, re.fullmatch(r"tp(\d+)", path.name)
         root = path.parent if named else path
@@ -120,7 +128,7 @@ def _find(path: Path, ask: Ask) -> _Place:
         tp = ask.tp or told or (degrees[0] if len(degrees) == 1 else 1)
         if degrees and tp not in degrees:
             raise SpecsimError(f"--tp: expected one of meta.yaml's tp_degrees {degrees}, got {tp}")
-        return _Place(tables, root, meta, tp)
+        return _Place(tables, root, meta, tp, assumed=len(degrees) > 1 and not (ask.tp or told))
     if ask.tp is None and len(shards) > 1:
         raise SpecsimError(f"{path}: expected --tp, one of {', '.join(map(str, sorted(shards)))}")
     tp = ask.tp or min(shards)
