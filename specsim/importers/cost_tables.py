@@ -30,6 +30,7 @@ from specsim.types import SpecsimError
 
 SPS = ("sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens")
 ADDITIVE = ("bias_seconds", "bs_probes", "alpha_seconds", "m_probes", "theta_seconds")
+_TIME = re.compile("time|latency|duration|cost")
 _TABLE = re.compile(r"(verify|draft)(?:_(\w+))?")
 
 # Names of columns, by what we call them.
@@ -134,8 +135,11 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
     notes: list[str | None] = []
     if ask.capture_limit is None:
         notes.append("Linear between the sizes measured (--capture-limit pads to the next).")
-    cells = {row.sizes.get("kv_tokens") for row in rows}
-    if len(cells) > 1:
+    for row in rows:
+        if row.part == "draft":
+            raise SpecsimError(f"{path}: {row.where}: part: a draft table has no place in the format csv, but in vllm")
+    reads = {row.sizes.get("kv_tokens") for row in rows}
+    if len(reads) > 1:
         found: Table1D | Table2D = _by_kv(path, rows, ask, below)
         notes.append("Prices by tokens and by KV tokens in all.")
     else:
@@ -149,6 +153,7 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
                 )
         points = in_order(path, [row.point(path, "tokens") for row in rows])
         notes.append(note_of_falls(points, monotone=ask.monotone))
+        notes += [f"All were measured with {kv} KV tokens." for kv in reads if kv is not None]
         found = part(path, Table1D, _table(points, ask, below))
     if any("num_seqs" in row.sizes for row in rows):
         notes.append("The file's num_seqs are not in the price: steps of as many tokens cost the same.")
@@ -209,7 +214,7 @@ def _header(path: Path, heads: list[str], ask: Ask, first: str) -> tuple[list[st
     names = [_NAMED.get(head.lower(), "") for head in heads]
     if first == "num_seqs":  # a table by sequences: a bare size is theirs
         names = ["num_seqs" if name == "tokens" else name for name in names]
-    times = [i for i, name in enumerate(names) if not name and (unit_of(heads[i]) or heads[i].lower().endswith("time"))]
+    times = [i for i, name in enumerate(names) if not name and (unit_of(heads[i]) or _TIME.search(heads[i].lower()))]
     strange = [heads[i] for i, name in enumerate(names) if not name and i not in times]
     if strange:
         raise SpecsimError(
