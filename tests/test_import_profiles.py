@@ -1,0 +1,416 @@
+"""Cost tables of SGLang and vLLM, plain columns of times, how formats are told apart, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.hardware import Shape, load_profile, step_cost
+from specsim.importers.profile_parts import Ask
+from specsim.importers.profiles import FORMATS, load_profile_source
+from specsim.types import SpecsimError
+
+ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT.parent / "shared" / "data" / "published" / "step_cost_deepseek_v4_flash_b300_tp4.csv"
+
+SPS = {"sample_batch_tokens": [1, 8, 64], "sample_steps_per_sec": [100.0, 80.0, 50.0], "max_batch_tokens": 128}
+ADDITIVE = {
+    "bias_seconds": 0.01, "bs_probes": [1, 4], "alpha_seconds": [0.0, 0.003],
+    "m_probes": [2, 10], "theta_seconds": [0.0, 0.008],
+}  # fmt: skip
+TABLES = {"verify": {"1": 5.0, "8": 6.0, "16": 20.0}, "draft": {"1": 0.5, "4": 1.0}}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a source: text as it is, anything else as JSON."""
+
+    def call(content, name="source.txt"):
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return call
+
+
+def load(path, format="auto", **answers):
+    return load_profile_source(path, format, Ask(**answers))
+
+
+# SGLang, steps per second
+
+
+def test_sglang_rates_are_read_as_they_were_measured(write):
+    p, warnings = load(write(SPS), model="M", device="D", gpus=2, tp=2)
+    assert (p.kind, p.engine, p.model, p.device, p.gpus, p.tp) == ("imported", "SGLang", "M", "D", 2, 2)
+    assert warnings == []
+    assert p.step_seconds([1, 8, 64]) == pytest.approx([1 / 100, 1 / 80, 1 / 50])
+    assert p.step_seconds(36) == pytest.approx((1 / 80 + 1 / 50) / 2)
+    with pytest.raises(SpecsimError, match=r"a step of 65 tokens is outside the measured range 1\.\.64"):
+        p.step_seconds(65)
+    assert "max_batch_tokens is 128" in p.provenance.notes
+    assert "--as-engine" in p.provenance.notes
+
+
+FIVE = {
+    "sample_batch_tokens": [3, 8, 64, 100], "sample_steps_per_sec": [90.0, 80.0, 85.0, 10.0], "max_batch_tokens": 100,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def looked_up(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sps") / "sps.json"
+    path.write_text(json.dumps(FIVE))
+    return load(path, as_engine=True)
+
+
+def test_a_table_read_as_the_engine_does_warns_of_it(looked_up):
+    profile, (warning,) = looked_up
+    assert "tokens past the last probe (100) look free, and a size between two probes" in warning
+    assert warning in profile.provenance.notes
+
+
+@given(st.integers(1, 5000))
+def test_sglang_rates_as_the_engine_looks_them_up(looked_up, tokens):
+    """The probe at or below, the first below it, the last beyond."""
+    i = max(0, int(np.searchsorted(FIVE["sample_batch_tokens"], tokens, side="right")) - 1)
+    assert float(looked_up[0].step_seconds(tokens)) == pytest.approx(1 / FIVE["sample_steps_per_sec"][i])
+
+
+@pytest.mark.parametrize("answers", [{}, {"as_engine": True}])
+def test_drafting_is_inside_sglangs_steps(write, answers):
+    for content in (SPS, ADDITIVE):
+        p, _ = load(write(content), **answers)
+        assert float(p.step_seconds(8, num_seqs=4, gamma=1)) == float(p.step_seconds(8, num_seqs=4))
+        assert "the draft cost here is zero" in p.provenance.notes
+
+
+# SGLang, additive
+
+
+def test_sglang_sums_are_linear_and_end_at_the_last_probe(write):
+    p, warnings = load(write(ADDITIVE))
+    assert warnings == []
+    # Three sequences, six tokens: 10 + 2 + 4 ms.
+    assert float(p.step_seconds(6, num_seqs=3)) == pytest.approx(0.016)
+    for tokens, seqs, says in [
+        (11, 3, r"11 tokens is outside the measured range 2\.\.10"),
+        (1, 1, r"1 tokens is outside the measured range 2\.\.10"),
+        (6, 5, r"5 sequences is outside the measured range 0\.\.4"),
+    ]:
+        with pytest.raises(SpecsimError, match=says):
+            p.step_seconds(tokens, num_seqs=seqs)
+
+
+@pytest.fixture(scope="module")
+def clamped(tmp_path_factory):
+    path = tmp_path_factory.mktemp("additive") / "a.json"
+    path.write_text(json.dumps(ADDITIVE))
+    profile, (warning,) = load(path, as_engine=True)
+    assert "past the last probe (10) look free, and so do requests" in warning
+    return profile
+
+
+@given(st.integers(1, 200), st.integers(0, 1000))
+def test_sglang_sums_as_the_engine_clamps_them(clamped, seqs, budget):
+    alpha = np.interp(seqs, ADDITIVE["bs_probes"], ADDITIVE["alpha_seconds"])
+    theta = np.interp(seqs + budget, ADDITIVE["m_probes"], ADDITIVE["theta_seconds"])
+    cost = step_cost(clamped, seqs + budget, seqs, 0)
+    assert cost.seconds(Shape(seqs), budget) == pytest.approx(0.01 + alpha + theta)
+
+
+def test_parts_of_a_sum_may_be_negative_but_not_the_sum(write):
+    dips = ADDITIVE | {"alpha_seconds": [0.0, -0.002], "theta_seconds": [0.0, -0.001]}
+    p, _ = load(write(dips))
+    assert float(p.step_seconds(10, num_seqs=4)) == pytest.approx(0.007)
+    assert float(p.step_seconds(2, num_seqs=1)) == pytest.approx(0.01)
+    with pytest.raises(SpecsimError, match=r"theta_seconds\[1\]: expected a sum above 0, got -0.002 s at 10"):
+        load(write(dips | {"theta_seconds": [0.0, -0.01]}))
+
+
+# vLLM
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TABLES,
+        {"verify": [[8, 6.0], [1, 5.0], [16, 20.0]], "draft": [[1, 0.5], [4, 1.0]]},
+        {"verify_us": {"1": 5000, "8": 6000, "16": 20000}, "draft_seconds": {"1": 0.0005, "4": 0.001}},
+        "part,x,ms\ndraft,1,0.5\ndraft,4,1.0\nverify,1,5.0\nverify,8,6.0\nverify,16,20.0\n",
+        "part;x;time (us)\nverify;16;20000\n\n# a remark\nverify;1;5000\nverify;8;6000\ndraft;1;500\ndraft;4;1000\n",
+    ],
+)
+def test_vllm_tables_in_all_their_spellings(write, content):
+    p, warnings = load(write(content), capture_limit=8)
+    assert warnings == []
+    assert p.engine == "vLLM"
+    # Up to the largest graph the next size, above it the eager sizes alone.
+    assert p.step_seconds([1, 2, 8, 9, 16]) == pytest.approx([0.005, 0.006, 0.006, 0.02, 0.02])
+    assert float(p.step_seconds(8, num_seqs=2, gamma=7) - p.step_seconds(8)) == pytest.approx(0.0005 + 0.0005 / 3)
+
+
+def test_two_files_of_columns(write):
+    verify, draft = write("tokens ms\n1 5\n8 6\n16 20\n", "v.txt"), write("num_reqs ms\n1 0.5\n4 1\n", "d.txt")
+    p, _ = load(verify, capture_limit=8, draft=draft)
+    q, _ = load(write(TABLES), capture_limit=8)
+    assert p.verify == q.verify
+    assert p.draft == q.draft
+    with pytest.raises(SpecsimError, match=r"--draft: .* holds a draft table of its own, expected one"):
+        load(write(TABLES), capture_limit=8, draft=draft)
+
+
+def test_without_a_capture_limit_vllms_tables_are_stairs_all_the_way_and_it_says_so(write):
+    p, warnings = load(write(TABLES))
+    assert p.step_seconds([9, 16]) == pytest.approx([0.02, 0.02])
+    assert len(warnings) == 1
+    assert "--capture-limit" in warnings[0]
+
+
+def test_monotone_is_the_running_maximum_of_both_tables(write):
+    content = {"verify": {"1": 5, "2": 4, "4": 6}, "draft": {"1": 2, "2": 1}}
+    plain, rising = (load(write(content), monotone=m)[0] for m in (False, True))
+    assert plain.step_seconds([1, 2, 4]) == pytest.approx([0.005, 0.004, 0.006])
+    assert rising.step_seconds([1, 2, 4]) == pytest.approx([0.005, 0.005, 0.006])
+    assert (plain.draft.seconds, rising.draft.seconds) == ((0.002, 0.001), (0.002, 0.002))
+    assert "Times fall at 1 of 3 sizes, kept as measured: 1 to 2 tokens (verify.2, -20.0%)" in plain.provenance.notes
+    assert "prices are their running maximum" in rising.provenance.notes
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason=f"{PUBLISHED} is not here")
+def test_the_published_tables_give_the_shipped_profile():
+    p, warnings = load(PUBLISHED, capture_limit=1024, max_num_tokens=16384)
+    shipped = load_profile(ROOT / "hw_profiles" / "dsv4-flash-b300-tp4.json")
+    assert warnings == []
+    assert p.verify.model_copy(update={"seconds": ()}) == shipped.verify.model_copy(update={"seconds": ()})
+    assert p.verify.seconds == pytest.approx(shipped.verify.seconds, rel=1e-12)
+    assert p.draft.num_seqs == shipped.draft.num_seqs
+    assert p.draft.seconds == pytest.approx(shipped.draft.seconds, rel=1e-12)
+    assert "Times fall at 16 of 88 sizes, kept as measured: 672 to 688 tokens (line 98, -10.0%)" in p.provenance.notes
+    assert "and 10 more" in p.provenance.notes
+
+
+# Columns
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("tokens,ms\n1,10\n4,16\n", {}),
+        ("tokens,time_us\n1,10000\n4,16000\n", {}),
+        ("num_tokens,seconds\n4,0.016\n1,0.010\n", {}),
+        ("tokens,Step time (s)\n1,0.01\n4,0.016\n", {}),
+        ("tokens,latency\n1,10\n4,16\n", {"unit": "ms"}),
+        ("tokens\ttime\n1\t10000\n4\t16000\n", {"unit": "us"}),
+        ("1 10\n4 16\n", {"unit": "ms"}),
+        ("\ufefftokens,ms\r\n1,10\r\n4,16\r\n", {}),
+        ("tokens,num_seqs,ms\n1,1,10\n4,4,16\n", {}),
+        ("tokens,kv_tokens,ms\n1,8192,10\n4,8192,16\n", {}),
+    ],
+)
+def test_columns_in_any_unit(write, text, answers):
+    p, warnings = load(write(text), **answers)
+    assert warnings == []
+    assert p.step_seconds([1, 2, 4]) == pytest.approx([0.010, 0.012, 0.016])
+    with pytest.raises(SpecsimError, match=r"5 tokens is outside the measured range 1\.\.4"):
+        p.step_seconds(5)
+
+
+def test_what_else_columns_hold_is_in_the_notes(write):
+    p, _ = load(write("tokens,num_seqs,kv_tokens,ms\n2,1,512,10\n4,2,512,16\n"))
+    assert "The file's num_seqs are not in the price" in p.provenance.notes
+    assert "All were measured with 512 KV tokens." in p.provenance.notes
+
+
+def test_columns_below_a_told_graph_pad_to_the_next_size(write):
+    p, _ = load(write("tokens,ms\n1,10\n4,16\n8,30\n16,50\n"), capture_limit=4)
+    assert p.step_seconds([2, 5, 12]) == pytest.approx([0.016, 0.030, 0.040])
+
+
+def test_columns_by_tokens_and_kv_tokens(write):
+    rows = "".join(f"{t},{k},{t + k / 100}\n" for k in (0, 100, 400) for t in (8, 1, 2))
+    p, _ = load(write("tokens,kv_tokens,ms\n" + rows))
+    assert p.verify.type == "table2d"
+    assert float(p.step_seconds(5, kv_tokens=250)) == pytest.approx(0.0075)
+    with pytest.raises(SpecsimError, match=r"KV tokens is outside the measured range 0\.\.400"):
+        p.step_seconds(5, kv_tokens=401)
+
+
+def test_a_steep_curve_or_a_cliff_is_no_change_of_unit(write):
+    load(write("tokens,ms\n1,5\n8192,5000\n"))
+    load(write("tokens,ms\n1024,20.6\n1536,104\n"))
+
+
+# What is refused
+
+COLUMNS = {
+    "two units": ("tokens,ms,seconds\n1,5,0.005\n", "expected one column of times, got ms, seconds: mixed units"),
+    "two times": ("tokens,median_ms,p90_ms\n1,5,6\n", "expected one column of times, got median_ms, p90_ms$"),
+    "a jump": (
+        "tokens,ms\n1,5.1\n2,0.0052\n4,5.3\n",
+        r"line 3: expected one unit, got 5.2e-06 s at 2 tokens after 0.0051 s at 1: a jump of 981 times looks like",
+    ),
+    "a jump up": ("tokens,seconds\n1,0.005\n2,5.1\n", "a jump of 1,020 times looks like mixed units"),
+    "no unit": ("tokens,time\n1,5\n", "column 'time': expected its unit, as in time_ms, or --unit"),
+    "no unit, no header": ("1,5\n2,6\n", "column 'time': expected its unit"),
+    "negative": ("tokens,ms\n1,5\n2,-6\n", "line 3: ms: expected a time above 0, got '-6'"),
+    "zero": ("tokens,ms\n1,0\n", "line 2: ms: expected a time above 0, got '0'"),
+    "not a number": ("tokens,ms\n1,5ms\n", "line 2: ms: expected a time above 0, got '5ms'"),
+    "infinite": ("tokens,ms\n1,inf\n", "line 2: ms: expected a time above 0, got 'inf'"),
+    "B = 0": ("tokens,ms\n0,5\n1,6\n", "line 2: tokens: expected a whole number of at least 1, got '0'"),
+    "half a token": ("tokens,ms\n1.5,5\n", "line 2: tokens: expected a whole number of at least 1, got '1.5'"),
+    "twice": ("tokens,ms\n1,5\n4,6\n1,7\n", "line 4: 1 tokens stand there and at line 2, expected each once"),
+    "unknown column": ("tokens,ms,temperature\n1,5,60\n", "column 'temperature': expected tokens, num_seqs"),
+    "no tokens": ("num_seqs,ms\n1,5\n", "expected a column tokens, got num_seqs, ms"),
+    "column twice": ("tokens,num_tokens,ms\n1,1,5\n", "expected one column tokens, got 2"),
+    "short row": ("tokens,ms\n1\n", "line 2: expected 2 columns, got 1"),
+    "no rows": ("tokens,ms\n", "expected rows below the header, got none"),
+    "numbers": ("1,2,3\n", "line 1: expected a header, got numbers"),
+    "two batches": (
+        "tokens,num_seqs,ms\n8,1,5\n8,4,6\n",
+        "line 3: expected one time for 8 tokens, got another with other num_seqs at line 2",
+    ),
+    "a hole": (
+        "tokens,kv_tokens,ms\n1,0,5\n1,9,6\n2,0,7\n",
+        "expected a time for each pair, got none at 2 tokens with 9 KV tokens",
+    ),
+    "a pair twice": ("tokens,kv_tokens,ms\n1,0,5\n1,9,6\n1,0,7\n", "line 4: 1 tokens with 0 KV tokens stand there and"),
+    "part": ("part,x,ms\nprefill,1,5\n", "line 2: part: expected verify or draft, got 'prefill'"),
+    "no verify": ("part,x,ms\ndraft,1,5\n", "verify: expected a table of times by tokens, got none"),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_one_line_says_what_is_wrong_with_columns(write, name):
+    text, says = COLUMNS[name]
+    path = write(text)
+    with pytest.raises(SpecsimError, match=says) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+def without(data, key):
+    return {k: v for k, v in data.items() if k != key}
+
+
+JSONS = {
+    "rate of 0": (SPS | {"sample_steps_per_sec": [1, 0, 1]}, r"steps_per_sec\[1\]: expected steps per second above 0"),
+    "B = 0": (SPS | {"sample_batch_tokens": [0, 8, 64]}, r"sample_batch_tokens\[0\]: expected a whole number of at le"),
+    "B = true": (SPS | {"sample_batch_tokens": [True, 8, 64]}, r"batch_tokens\[0\]: expected a whole .* got True"),
+    "probes fall": (SPS | {"sample_batch_tokens": [1, 64, 8]}, r"batch_tokens\[2\]: expected a probe above 64, got 8"),
+    "lengths": (SPS | {"sample_batch_tokens": [1]}, "sample_steps_per_sec: expected 1 entries, one a sample_batch_tok"),
+    "flat": (
+        SPS | {"sample_batch_tokens": [1], "sample_steps_per_sec": [1.0]},
+        "expected at least two probes, got 1: a flat placeholder",
+    ),
+    "most": (SPS | {"max_batch_tokens": 8}, "max_batch_tokens: expected a whole number of at least 64, got 8"),
+    "no most": (without(SPS, "max_batch_tokens"), "max_batch_tokens: is missing"),
+    "stranger": (SPS | {"colour": 1}, "colour: is not a known field"),
+    "mixed units": (SPS | {"sample_steps_per_sec": [100, 0.1, 90]}, r"batch_tokens\[1\]: expected one unit"),
+    "bias": (ADDITIVE | {"bias_seconds": 0}, "bias_seconds: expected a time above 0, got 0"),
+    "no theta": (without(ADDITIVE, "theta_seconds"), "theta_seconds: is missing"),
+    "theta text": (ADDITIVE | {"theta_seconds": [0, "x"]}, r"theta_seconds\[1\]: expected a number, got 'x'"),
+    "no probes": (ADDITIVE | {"bs_probes": []}, r"bs_probes: expected a list of numbers, got \[\]"),
+    "requests fall": (ADDITIVE | {"bs_probes": [4, 4]}, r"alpha_seconds\[1\]: expected a probe above 4, got 4"),
+    "vllm time": ({"verify": {"1": -5}}, r"verify\.1: expected a time above 0, got -5"),
+    "vllm size": ({"verify": [[0, 5]]}, r"verify\[0\]: size: expected a whole number of at least 1, got 0"),
+    "vllm shape": ({"verify": [1, 2]}, r"verify: expected \{size: time\} or \[\[size, time\], \.\.\]"),
+    "vllm stranger": (TABLES | {"prefill": {}}, "prefill: expected one table verify and at most one draft"),
+    "vllm twice": ({"verify": {"1": 1}, "verify_us": {"1": 1}}, "verify_us: expected one table verify"),
+    "vllm alone": ({"draft": {"1": 1}}, "verify: expected a table of times by tokens, got none"),
+    "ours": (
+        {"schema": "specsim.profile/1"},
+        "schema: expected another's file, got 'specsim.profile/1': it needs no",
+    ),
+    "nothing known": ({"a": 1}, r"expected one of the formats .*, got fields \['a'\]"),
+    "a list": ([1], "expected one of the formats"),
+    "broken": ("{", "expected JSON: "),
+    "empty": ("  \n", "expected one of the formats .*, got an empty file"),
+}
+
+
+@pytest.mark.parametrize("name", JSONS)
+def test_one_line_says_what_is_wrong_with_json(write, name):
+    content, says = JSONS[name]
+    path = write(content)
+    with pytest.raises(SpecsimError, match=says) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "answers", "says"),
+    [
+        (TABLES, {"as_engine": True}, "--as-engine: has no meaning for the format vllm"),
+        (SPS, {"unit": "ms"}, "--unit: has no meaning for the format sglang"),
+        (ADDITIVE, {"capture_limit": 8}, "--capture-limit: has no meaning for the format sglang-additive"),
+        (TABLES, {"no_skew": True}, "--no-skew: has no meaning for the format vllm"),
+        (TABLES, {"capture_limit": 0}, "--capture-limit: expected at least 1, got 0"),
+        (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected at least 0, got -1"),
+        (TABLES, {"host_seconds": float("nan")}, "--host-seconds: expected at least 0, got nan"),
+        (TABLES, {"gpus": 0}, "--gpus: expected at least 1, got 0"),
+        ("tokens,ms\n1,5\n", {"unit": "s"}, "--unit: the column 'ms' is in ms, got s"),
+        ({"verify_us": {"1": 5}}, {"unit": "s"}, "--unit: verify_us is in us, got s"),
+        ("tokens,time\n1,5\n", {"unit": "minutes"}, "--unit: expected one of s, ms, us, got 'minutes'"),
+    ],
+)
+def test_answers_that_do_not_fit(write, content, answers, says):
+    with pytest.raises(SpecsimError, match=says):
+        load(write(content), **answers)
+
+
+def test_a_format_can_be_told(write, tmp_path):
+    text = "part,x,ms\nverify,1,5\ndraft,1,5\n"
+    with pytest.raises(SpecsimError, match="line 3: part: a draft table has no place in the format csv, but in vllm"):
+        load(write(text), "csv")
+    with pytest.raises(SpecsimError, match=f"--format: expected auto or one of {', '.join(FORMATS)}, got 'pickle'"):
+        load(write(text), "pickle")
+    with pytest.raises(SpecsimError, match="expected a folder for the format bundle"):
+        load(write(text), "bundle")
+    with pytest.raises(SpecsimError, match="expected a file for the format csv"):
+        load(tmp_path, "csv")
+    with pytest.raises(SpecsimError, match=r"nowhere\.csv: cannot read: No such file"):
+        load(tmp_path / "nowhere.csv")
+
+
+# The command
+
+
+def test_the_command_prints_steps_and_warns_on_stderr(write, tmp_path, run):
+    path, out, data = write(SPS), tmp_path / "p.json", tmp_path / "d.json"
+    answers = ["--as-engine", "--model", "M", "--gpus", "4", "--tp", "4", "--host-seconds", "0.001", "--json", data]
+    code, printed, said = run("profile", "import", path, "--out", out, *answers)
+    assert code == 0
+    assert said.startswith("warning: As the engine reads the table: tokens past the last probe (64) look free")
+    assert said.count("\n") == 1
+    assert "source: M on 4 × unknown, table1d" in printed
+    p = load_profile(out)
+    assert (p.gpus, p.tp, p.host_seconds, p.verify.below, p.verify.above) == (4, 4, 0.001, "floor", "flat")
+    told = "--model M --gpus 4 --tp 4 --host-seconds 0.001 --as-engine"
+    assert p.provenance.command == f"specsim profile import {path} {told} --out {out}"
+    steps = json.loads(data.read_text())["steps"]
+    assert [s["tokens"] for s in steps][::7] == [1, 64]
+    assert steps[0]["seconds"] == pytest.approx(0.011)
+
+
+@pytest.mark.parametrize("arguments", [["--kv-reads", "twice"], ["--format", "x"], ["--unit", "ms"]])
+def test_the_command_fails_with_2_and_leaves_nothing(write, tmp_path, run, arguments):
+    code, printed, said = run("profile", "import", write(SPS), "--out", tmp_path / "p.json", *arguments)
+    assert (code, printed) == (2, "")
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_the_command_never_writes_over_its_input(write, run):
+    path = write(SPS)
+    code, _, said = run("profile", "import", path, "--out", path)
+    assert (code, json.loads(path.read_text())) == (2, SPS)
+    assert "is the input FILE_OR_DIR" in said
