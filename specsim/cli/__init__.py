@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specsim.cli import drafting, importing, look, run, traces
+from specsim.cli import drafting, importing, look, profile_show, roofline, run, traces
 from specsim.types import SpecsimError
 
 app = typer.Typer(
@@ -28,8 +28,9 @@ trace.command("inspect")(look.inspect)
 trace.command("compare")(traces.compare)
 trace.command("import")(importing.import_trace)
 app.add_typer(trace, name="trace")
-profile = typer.Typer(no_args_is_help=True, help="Look into hardware profiles.")
-profile.command("show")(look.profile_show)
+profile = typer.Typer(no_args_is_help=True, help="Look into hardware profiles, or work one out.")
+profile.command("show")(profile_show.profile_show)
+profile.command("roofline")(roofline.roofline)
 app.add_typer(profile, name="profile")
 
 
