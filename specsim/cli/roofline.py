@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import numpy as np
 import typer
 
 from specsim.cli import show
@@ -113,7 +112,7 @@ def _path(text: str) -> Path | None:
 def _dtype(option: str, text: str) -> Dtype:
     if text not in BYTES:
         raise SpecsimError(f"{option}: expected {' or '.join(BYTES)}, got {text!r}")
-    return cast(Dtype, text)
+    return text  # type: ignore[return-value]
 
 
 def _draft_type(text: str) -> str:
@@ -130,4 +129,4 @@ def _shares(text: str) -> list[float]:
         shares = []
     if len(shares) not in (1, 2) or not all(0 < share <= 1 for share in shares):
         raise SpecsimError(f"--efficiency: expected one or two shares above 0, up to 1, such as 0.8,0.8, got {text!r}")
-    return np.broadcast_to(shares, 2).tolist()
+    return shares if len(shares) == 2 else shares * 2

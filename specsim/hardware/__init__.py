@@ -16,11 +16,11 @@ from specsim.hardware.profile import (
     step_cost,
 )
 from specsim.hardware.roofline import Roofline
-from specsim.hardware.shape import Shape
+from specsim.hardware.shape import Prices, Shape
 from specsim.hardware.tables import Additive, DraftCost, Table1D, Table2D
 
 __all__ = [
-    "DEVICES", "SCHEMA", "Additive", "Attention", "Curve", "Device", "DraftCost", "Layered", "ModelShape", "Profile",
-    "Provenance", "Roofline", "Shape", "Skew", "StepCost", "Table1D", "Table2D", "analytic_caveat", "find_device",
-    "find_model", "load_profile", "roofline_profile", "save_profile", "sps", "step_cost",
+    "DEVICES", "SCHEMA", "Additive", "Attention", "Curve", "Device", "DraftCost", "Layered", "ModelShape", "Prices",
+    "Profile", "Provenance", "Roofline", "Shape", "Skew", "StepCost", "Table1D", "Table2D", "analytic_caveat",
+    "find_device", "find_model", "load_profile", "roofline_profile", "save_profile", "sps", "step_cost",
 ]  # fmt: skip

@@ -156,7 +156,8 @@ class Roofline(Part):
         weights = weights or self.weights
         flops = 2 * count * k * n
         size = copies * k * n * BYTES[weights] + count * (k + n) * ACTIVATION
-        return self.kernel_seconds + np.maximum(flops / self._flops(weights), size / self._bandwidth)
+        longer: Prices = np.maximum(flops / self._flops(weights), size / self._bandwidth)
+        return longer + self.kernel_seconds
 
     def _move(self, numbers: Prices, kernels: int = 1) -> Prices:
         """Seconds to read or write so many bf16 numbers in so many kernels."""
