@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from specsim.hardware import Prices, Profile, Table1D, Table2D
 from specsim.marginal import decode_seconds
-from specsim.plots import COLOURS, DASHES, GREY
+from specsim.plots import COLOURS, DASHES, GREY, caption
 from specsim.types import SpecsimError
 
 MOST_TOKENS = 16384
@@ -41,7 +41,7 @@ def plot_profiles(
     Steps are of B sequences (or ``num_seqs``, the tokens beyond one each being drafts) with ``context`` KV tokens
     each; a band spans ``low`` to ``high`` where a profile has them. ``thresholds`` gives for each profile's label and
     for R sequences the thresholds of one more token and of looking ahead, [R·γ] each (see :mod:`specsim.marginal`):
-    the latter is drawn as lines, and with a single profile the former as dots. Analytic profiles are marked as such.
+    the latter is drawn as lines, and with a single profile the former as dots. A caption names analytic profiles.
     Raises SpecsimError if there is nothing to draw.
     """
     if not profiles:
@@ -54,7 +54,7 @@ def plot_profiles(
         seconds = decode_seconds(profile, tokens, context, num_seqs, extrapolate=extrapolate)
         known = np.isfinite(seconds)
         b, s = np.array(tokens)[known], seconds[known]
-        label = f"{name} (analytic: not measured)" if profile.kind == "analytic" else name
+        label = f"{name} (analytic)" if profile.kind == "analytic" else name
         speed.plot(b, 1 / s, label=label, linewidth=1.6, **style)
         time.plot(b, 1e3 * s, label=label, linewidth=1.6, **style)
         _band(profile, b, speed, time, style["color"])
@@ -78,6 +78,7 @@ def plot_profiles(
     pays.set_title(what, loc="left", fontsize=9)
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=9, frameon=False)
+    caption(figure, [profile.caveat for profile in profiles.values() if profile.caveat])
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure

@@ -112,7 +112,7 @@ def _path(text: str) -> Path | None:
 def _dtype(option: str, text: str) -> Dtype:
     if text not in BYTES:
         raise SpecsimError(f"{option}: expected {' or '.join(BYTES)}, got {text!r}")
-    return text  # type: ignore[return-value]
+    return text
 
 
 def _draft_type(text: str) -> str:
