@@ -77,7 +77,7 @@ def plot_profiles(
     what = "line: seeing all drafts at once" + ("; dots: the next token alone" if alone else "")
     pays.set_title(what, loc="left", fontsize=9)
     handles, labels = speed.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=9, frameon=False)
+    figure.legend(handles, labels, loc="outside upper left", ncols=min(3, len(labels)), fontsize=9, frameon=False)
     caption(figure, [profile.caveat for profile in profiles.values() if profile.caveat])
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
