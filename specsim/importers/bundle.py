@@ -1,0 +1,338 @@
+"""LLMServingSim's bundles of measured kernels as layered profiles.
+
+A bundle is a folder of CSV files, each with the microseconds of one layer on one shard: dense.csv by tokens,
+per_sequence.csv by rows of logits, attention.csv by the attention's shape, moe.csv by tokens and distinct
+experts, skew_fit.csv for batches of unequal lengths, and meta.yaml. How often each layer runs comes from the
+model's Hugging Face config.json (``model_shape``). A kernel that a forward runs but that was not measured, or
+one that was measured and has no place in a forward, is refused: either would be time silently lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.files import read_text
+from specsim.hardware import Layered
+from specsim.importers.experts import expert_seconds
+from specsim.importers.model_shape import ModelShape, check_shards, read_config
+from specsim.importers.profile_parts import (
+    LEAP,
+    MICROSECONDS,
+    Ask,
+    Found,
+    Point,
+    finite,
+    in_order,
+    part,
+    positive,
+    read_table,
+    whole,
+)
+from specsim.types import SpecsimError
+
+ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+MOE = ("tokens", "activated_experts", "time_us")
+SKEW = ("pc", "n_label", "skew_rate_label", "kv_big_label", "kp_label", "alpha", "n_samples")
+SKEW_LABELS = {
+    "n_decode": ("n_label", "n"),
+    "skew_rate": ("skew_rate_label", "sr"),
+    "kv_longest": ("kv_big_label", "kvB"),
+    "kv_prefill": ("kp_label", "kp"),
+}
+SKEW_COLUMNS = ("prefill_chunk", *SKEW_LABELS, "alpha")
+BEYOND = 1 << 31
+"""The upper edge of a bucket that has none."""
+RAW = ("skew.csv", "step.csv", "mtp.csv")
+"""Raw measurements behind others, whole steps for checking, and a drafter's kernels: no part of the target's step."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a bundle's parts are: its tables, the folder that holds all shards, and meta.yaml's content."""
+
+    tables: Path
+    root: Path
+    meta: Mapping[str, Any]
+    tp: int
+
+
+def read_bundle(path: Path, ask: Ask) -> Found:
+    """A bundle's folder, or the folder above its tp1/, tp2/, .. as one layered profile."""
+    place = _find(path, ask)
+    config = _config_path(place, ask)
+    shape = read_config(config)
+    _check_model(place, config, shape, ask)
+    _check_files(place)
+    notes = [
+        f"{shape.layers} layers of kernels measured on one shard of tensor parallel {place.tp}.",
+        "Kernel times alone: launches, scheduling and sampling on the host are not in them (host_seconds is).",
+    ]
+    tokens = _tokens(place, shape, ask, notes)
+    rows = _rows_of_logits(place, notes)
+    verify: dict[str, Any] = {
+        "tokens": tokens,
+        "rows": rows,
+        "attention": _attention(place, shape, notes),
+        "kv_reads": ask.kv_reads or "once",
+        "skew": None if ask.no_skew else _skew(place, notes),
+    }
+    meta = place.meta
+    versions = {name.removesuffix("_version"): str(meta[name]) for name in
+                ("vllm_version", "cuda_version", "profiler_version") if meta.get(name)}  # fmt: skip
+    model = meta.get("model")
+    stem = "-".join(str(meta[key]).rsplit("/", 1)[-1] for key in ("model", "hardware") if meta.get(key))
+    return Found(
+        part(path, Layered, verify),
+        "LLMServingSim bundle of kernel times",
+        name=f"{stem}-tp{place.tp}".lower() if stem else None,
+        model=str(model) if model else None,
+        device=str(meta["gpu"]) if meta.get("gpu") else None,
+        engine="vLLM" if meta.get("vllm_version") else None,
+        tp=place.tp,
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+        date=str(meta["profiled_at"]) if meta.get("profiled_at") else None,
+        versions=versions,
+        notes=tuple(notes),
+    )
+
+
+# Finding the parts
+
+
+def _find(path: Path, ask: Ask) -> _Place:
+    shards = {int(m[1]): p for p in path.iterdir() if p.is_dir() and (m := re.fullmatch(r"tp(\d+)", p.name))}
+    here = (path / "dense.csv").exists() or not shards
+    if here:
+        tables, named = path, re.fullmatch(r"tp(\d+)", path.name)
+        root = path.parent if named else path
+        meta = _meta(path, root)
+        degrees = _degrees(meta)
+        told = int(named[1]) if named else None
+        if told and ask.tp not in (None, told):
+            raise SpecsimError(f"--tp: {path} is the shard of {told}, got {ask.tp}")
+        tp = ask.tp or told or (degrees[0] if len(degrees) == 1 else 1)
+        if degrees and tp not in degrees:
+            raise SpecsimError(f"--tp: expected one of meta.yaml's tp_degrees {degrees}, got {tp}")
+        return _Place(tables, root, meta, tp)
+    if ask.tp is None and len(shards) > 1:
+        raise SpecsimError(f"{path}: expected --tp, one of {', '.join(map(str, sorted(shards)))}")
+    tp = ask.tp or min(shards)
+    if tp not in shards:
+        raise SpecsimError(f"{path}: --tp: expected one of {', '.join(map(str, sorted(shards)))}, got {tp}")
+    return _Place(shards[tp], path, _meta(shards[tp], path), tp)
+
+
+def _meta(*folders: Path) -> Mapping[str, Any]:
+    """The content of meta.yaml in the first folder that has it; empty without one."""
+    import yaml
+
+    path = next((folder / "meta.yaml" for folder in folders if (folder / "meta.yaml").exists()), None)
+    if path is None:
+        return {}
+    try:
+        data = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise SpecsimError(f"{path}: expected YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise SpecsimError(f"{path}: expected a mapping, got {type(data).__name__}")
+    return data
+
+
+def _degrees(meta: Mapping[str, Any]) -> list[int]:
+    degrees = meta.get("tp_degrees") or []
+    if not isinstance(degrees, list):
+        raise SpecsimError(f"meta.yaml: tp_degrees: expected a list, got {degrees!r}")
+    return [whole("meta.yaml: tp_degrees", degree) for degree in degrees]
+
+
+def _config_path(place: _Place, ask: Ask) -> Path:
+    if ask.config is not None:
+        return ask.config
+    tried = [folder / "config.json" for folder in (place.tables, place.root, place.root.parent)]
+    found = next((path for path in tried if path.exists()), None)
+    if found is None:
+        raise SpecsimError(f"{place.root}: expected the model's config.json there or one folder up, or --config FILE")
+    return found
+
+
+def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> None:
+    """Refuse a bundle of another model than the one asked for, or than the one config.json describes."""
+    model = str(place.meta.get("model") or "")
+    if ask.model and model and ask.model.lower() not in (model.lower(), model.rsplit("/", 1)[-1].lower()):
+        raise SpecsimError(f"{place.root}: model: expected {ask.model}, got a bundle of {model}")
+    # Newer bundles name the family, whose name a mixture of experts shares.
+    family = str(place.meta.get("architecture") or "")
+    if family and shape.model_type and family not in (shape.model_type, re.sub("_(moe|text)$", "", shape.model_type)):
+        raise SpecsimError(
+            f"{config}: model_type: expected {family}, the architecture of the bundle's meta.yaml, "
+            f"got {shape.model_type}: a bundle for another model"
+        )
+    engine = place.meta.get("engine_effective")
+    overrides = engine.get("hf_overrides") if isinstance(engine, dict) else None
+    check_shards(config, shape, overrides if isinstance(overrides, dict) else {}, _degrees(place.meta) or [place.tp])
+
+
+def _check_files(place: _Place) -> None:
+    known = ("dense.csv", "per_sequence.csv", "attention.csv", "moe.csv", "skew_fit.csv", *RAW)
+    for path in sorted(place.tables.glob("*.csv")):
+        if path.name not in known:
+            raise SpecsimError(f"{path}: is not a table of a bundle that can be priced, expected {', '.join(known)}")
+
+
+# The tables
+
+
+def _tokens(place: _Place, shape: ModelShape, ask: Ask, notes: list[str]) -> dict[str, Any]:
+    """Everything priced by the tokens in the forward, s, at every size that any kernel was measured at."""
+    curves = _by_layer(place.tables / "dense.csv", "tokens", shape.dense, shape.optional, notes)
+    for name, given in (("--expert-parallel", ask.expert_parallel), ("moe.csv", (place.tables / "moe.csv").exists())):
+        if given and not shape.expert_layers:
+            raise SpecsimError(f"{place.tables}: {name}: has no place in a model without experts")
+    sizes = {point.size for points, _ in curves for point in points}
+    last = min(points[-1].size for points, _ in curves)
+    experts: Callable[[np.ndarray], np.ndarray] | None = None
+    if shape.expert_layers:
+        ranks = ask.expert_parallel or 1
+        table = place.tables / "moe.csv"
+        if not table.exists() and ranks > 1:  # experts are whole on their rank, whatever the shard of the rest
+            table = place.root / "tp1" / "moe.csv"
+        at, experts, note = expert_seconds(table, read_table(table, MOE, ("ep",)), shape, ranks)
+        sizes, last = sizes | set(at), min(last, max(at))
+        notes.append(note)
+    if any(points[-1].size != last for points, _ in curves):
+        notes.append(f"Priced up to {last} tokens, where the first kernel's sizes end.")
+    grid = np.array(sorted(size for size in sizes if size <= last))
+    seconds = np.zeros(len(grid))
+    for points, times in curves:
+        seconds += times * np.interp(grid, [p.size for p in points], [p.seconds for p in points])
+    if experts is not None:
+        seconds += experts(grid)
+    if place.tp > 1:
+        seconds += _all_reduces(place, shape, ask, grid, notes)
+    elif ask.link_bandwidth is not None or ask.link_latency is not None:
+        raise SpecsimError("--link-bandwidth, --link-latency: have no meaning without tensor parallelism (--tp)")
+    return {"at": grid.tolist(), "seconds": seconds.tolist()}
+
+
+def _all_reduces(place: _Place, shape: ModelShape, ask: Ask, tokens: np.ndarray, notes: list[str]) -> np.ndarray:
+    """Seconds of a ring's two all-reduces a layer, which the kernels of one shard do not hold."""
+    if ask.link_bandwidth is None or ask.link_latency is None:
+        raise SpecsimError(
+            f"{place.tables}: expected --link-bandwidth (bytes/s) and --link-latency (s), since tp {place.tp} "
+            "needs all-reduces, which a bundle does not measure"
+        )
+    sent = 2 * (place.tp - 1) / place.tp * tokens * shape.hidden * shape.dtype_bytes
+    notes.append(
+        f"Two all-reduces a layer are added, computed and not measured: {ask.link_latency:g} s + "
+        f"2(tp-1)/tp × tokens × {shape.hidden} × {shape.dtype_bytes:g} bytes / {ask.link_bandwidth:g} bytes/s each."
+    )
+    return np.asarray(2 * shape.layers * (ask.link_latency + sent / ask.link_bandwidth))
+
+
+def _rows_of_logits(place: _Place, notes: list[str]) -> dict[str, Any]:
+    """Output head and sampler by rows of logits, s."""
+    curves = _by_layer(place.tables / "per_sequence.csv", "sequences", {"lm_head": 1, "sampler": 1}, (), notes)
+    last = min(points[-1].size for points, _ in curves)
+    grid = np.array(sorted({p.size for points, _ in curves for p in points if p.size <= last}))
+    seconds = sum(times * np.interp(grid, [p.size for p in ps], [p.seconds for p in ps]) for ps, times in curves)
+    return {"at": grid.tolist(), "seconds": np.asarray(seconds).tolist()}
+
+
+def _by_layer(
+    path: Path, size: str, layers: Mapping[str, int], optional: Iterable[str], notes: list[str]
+) -> list[tuple[list[Point], int]]:
+    """The points of each layer and how often a forward runs it; SpecsimError unless just these were measured."""
+    found: dict[str, list[Point]] = {}
+    for where, row in read_table(path, ("layer", size, "time_us")):
+        name = row["layer"].strip()
+        if name not in layers:
+            raise SpecsimError(
+                f"{path}: {where}: layer {name!r} has no place in this model's forward: expected {', '.join(layers)}"
+            )
+        seconds = positive(f"{path}: {where}: time_us", row["time_us"]) / MICROSECONDS
+        found.setdefault(name, []).append(Point(where, whole(f"{path}: {where}: {size}", row[size]), seconds))
+    missing = [name for name in layers if name not in found and name not in optional]
+    if missing:
+        raise SpecsimError(f"{path}: missing layers: {', '.join(missing)}: this model's forward runs them")
+    curves, falls = [], []
+    for name, points in found.items():
+        points = in_order(path, points, f"{size} of {name}")
+        for a, b in itertools.pairwise(points):
+            falls.append((b.seconds / a.seconds - 1, f"{name}, {a.size} to {b.size} {size}, {b.where}"))
+        curves.append((points, layers[name]))
+    notes += _falls(path, falls, size)
+    return curves
+
+
+def _attention(place: _Place, shape: ModelShape, notes: list[str]) -> dict[str, Any]:
+    """Attention of all layers at the measured points, s."""
+    path = place.tables / "attention.csv"
+    points: dict[tuple[int, ...], tuple[str, float]] = {}
+    for where, row in read_table(path, (*ATTENTION, "time_us")):
+        key = tuple(whole(f"{path}: {where}: {name}", row[name], 0) for name in ATTENTION)
+        if key in points:
+            raise SpecsimError(f"{path}: {where}: the same point as {points[key][0]}, expected each once")
+        seconds = positive(f"{path}: {where}: time_us", row["time_us"]) / MICROSECONDS
+        points[key] = where, seconds * shape.layers
+    falls = []
+    for axis, name in enumerate(ATTENTION):
+        # Along one axis, from each point to the next with the other three sizes the same.
+        ordered = sorted(points, key=lambda key: (*key[:axis], *key[axis + 1 :], key[axis]))
+        for a, b in itertools.pairwise(ordered):
+            if a[axis] < b[axis] and (*a[:axis], *a[axis + 1 :]) == (*b[:axis], *b[axis + 1 :]):
+                (_, low), (where, high) = points[a], points[b]
+                if high > low * max(LEAP, 10 * (b[axis] or 1) / (a[axis] or 1)) or high < low / LEAP:
+                    raise SpecsimError(f"{path}: {where}: expected one unit, got a jump of {high / low:,.4g} times")
+                falls.append((high / low - 1, f"{name} {a[axis]} to {b[axis]}, {where}"))
+    notes += _falls(path, falls, "work")
+    columns: dict[str, Any] = dict(zip(ATTENTION, map(list, zip(*points, strict=True)), strict=True))
+    return columns | {"seconds": [seconds for _, seconds in points.values()]}
+
+
+def _falls(path: Path, changes: list[tuple[float, str]], what: str) -> list[str]:
+    """A note on the places where more work takes less time; real curves are jagged."""
+    falls = sorted(change for change in changes if change[0] < 0)
+    if not falls:
+        return []
+    named = "; ".join(f"{where}, {drop:.0%}" for drop, where in falls[:3])
+    return [f"{path.name}: times fall with more {what} at {len(falls)} of {len(changes)} places, kept ({named})."]
+
+
+def _skew(place: _Place, notes: list[str]) -> dict[str, Any] | None:
+    """The correction for sequences of unequal lengths; None where it was not measured."""
+    path = place.tables / "skew_fit.csv"
+    if not path.exists():
+        return None
+    columns: dict[str, list[Any]] = {name: [] for name in SKEW_COLUMNS}
+    for where, row in read_table(path, SKEW):
+        at = f"{path}: {where}"
+        columns["prefill_chunk"].append(whole(f"{at}: pc", row["pc"], 0))
+        for name, (label, sign) in SKEW_LABELS.items():
+            columns[name].append(_edge(f"{at}: {label}", row[label], sign))
+        columns["alpha"].append(finite(f"{at}: alpha", row["alpha"]))
+    noisy = sum(not 0 <= alpha <= 1 for alpha in columns["alpha"])
+    fit = place.meta.get("skew_fit")
+    shards = fit.get("per_tp") if isinstance(fit, dict) else None
+    shard = (shards.get(place.tp) or shards.get(str(place.tp))) if isinstance(shards, dict) else None
+    default = shard.get("alpha_default") if isinstance(shard, dict) else None
+    notes.append(
+        f"Unequal lengths: {len(columns['alpha'])} fitted corrections (skew_fit.csv), {noisy} of them outside 0..1."
+    )
+    return columns | {"default": 0.0 if default is None else finite("meta.yaml: skew_fit: alpha_default", default)}
+
+
+def _edge(where: str, text: str, sign: str) -> float:
+    """The upper edge of a bucket's label: 128 of "n<=128", 0.15 of "sr<=15%", 16384 of "kvB<=16k"."""
+    label = re.fullmatch(rf"{sign}(<=|=|>)(\d+)(k|%|)", text.strip())
+    if label is None or (label[3] == "%") != (sign == "sr"):
+        raise SpecsimError(f"{where}: expected a bucket such as {sign}<=8{'%' if sign == 'sr' else ''}, got {text!r}")
+    if sign == "sr":
+        return 1.0 if label[1] == ">" else int(label[2]) / 100
+    return BEYOND if label[1] == ">" else int(label[2]) * (1024 if label[3] == "k" else 1)

@@ -1,0 +1,385 @@
+"""Step-cost tables of SGLang and vLLM, and plain columns of (tokens, time), as verify and draft costs."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specsim.files import read_text
+from specsim.hardware import Additive, DraftCost, Table1D, Table2D
+from specsim.importers.profile_parts import (
+    UNITS,
+    Ask,
+    Found,
+    Point,
+    finite,
+    in_order,
+    note_of_falls,
+    part,
+    positive,
+    read_unit,
+    unit_of,
+    whole,
+)
+from specsim.types import SpecsimError
+
+SPS = ("sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens")
+ADDITIVE = ("bias_seconds", "bs_probes", "alpha_seconds", "m_probes", "theta_seconds")
+_TABLE = re.compile(r"(verify|draft)(?:_(\w+))?")
+
+# Names of columns, by what we call them.
+_COLUMNS = {
+    "tokens": ("tokens", "num_tokens", "batch_tokens", "verify_tokens", "x"),
+    "num_seqs": ("num_seqs", "num_reqs", "seqs", "reqs", "sequences", "requests"),
+    "kv_tokens": ("kv_tokens",),
+    "part": ("part",),
+}
+_NAMED = {name: ours for ours, names in _COLUMNS.items() for name in names}
+
+FREE_TOKENS = (
+    "As the engine reads the table: tokens past the last probe ({last}) look free{rest}. A scheduler that plans by it "
+    "sees what the engine sees; the steps themselves last longer."
+)
+WHOLE_STEP = "Steps hold the drafting of the engine that was measured, so the draft cost here is zero."
+
+
+def read_sps(path: Path, text: str, ask: Ask) -> Found:
+    """SGLang's steps per second by tokens in the batch."""
+    data = _object(path, text, SPS)
+    tokens, rates = _list(path, data, SPS[0]), _list(path, data, SPS[1], SPS[0])
+    points = []
+    for i, (size, rate) in enumerate(zip(tokens, rates, strict=True)):
+        seconds = 1 / positive(f"{path}: {SPS[1]}[{i}]", rate, "steps per second")
+        points.append(Point(f"{SPS[0]}[{i}]", whole(f"{path}: {SPS[0]}[{i}]", size), seconds))
+    _increasing(path, points)
+    points = in_order(path, points)
+    if len(points) < 2:
+        raise SpecsimError(f"{path}: {SPS[0]}: expected at least two probes, got {len(points)}: a flat placeholder")
+    most = whole(f"{path}: {SPS[2]}", data[SPS[2]], points[-1].size)
+    notes = [f"The table's max_batch_tokens is {most}.", WHOLE_STEP, note_of_falls(points, monotone=ask.monotone)]
+    warnings = []
+    if ask.as_engine:
+        rest = ", and a size between two probes costs what the smaller one does, which underprices it"
+        warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=rest))
+    else:
+        notes.append("Linear between probes; the engine takes the probe below (--as-engine).")
+    table = _table(points, ask, "floor" if ask.as_engine else "linear")
+    return Found(
+        part(path, Table1D, table), "SGLang steps per second by tokens", _free_draft(path), engine="SGLang",
+        notes=_notes(notes), warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def read_additive(path: Path, text: str, ask: Ask) -> Found:
+    """SGLang's sum of a constant, seconds by requests (alpha) and seconds by tokens (theta)."""
+    data = _object(path, text, ADDITIVE)
+    bias = positive(f"{path}: {ADDITIVE[0]}", data[ADDITIVE[0]])
+    alpha = _parts(path, data, "bs_probes", "alpha_seconds")
+    theta = _parts(path, data, "m_probes", "theta_seconds")
+    # Only the sum is meant, so the parts may be negative; ours are not: the least of alpha goes to the constant.
+    low = min(0.0, *(point.seconds for point in alpha))
+    for where, size, seconds in theta:
+        if bias + low + seconds <= 0:
+            raise SpecsimError(f"{path}: {where}: expected a sum above 0, got {bias + low + seconds:.4g} s at {size}")
+    points = in_order(path, [Point(where, size, bias + low + seconds) for where, size, seconds in theta])
+    notes = [WHOLE_STEP, note_of_falls(points, monotone=ask.monotone)]
+    warnings = []
+    if ask.as_engine:
+        warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=", and so do requests"))
+    else:
+        notes.append("Linear between probes and not beyond them; the engine clamps at both ends (--as-engine).")
+    table = _table(points, ask, "linear") | {
+        "num_seqs": [point.size for point in alpha],
+        "seqs_seconds": [point.seconds - low for point in alpha],
+    }
+    return Found(
+        part(path, Additive, table), "SGLang additive step times", _free_draft(path), engine="SGLang",
+        notes=_notes(notes), warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def read_vllm(path: Path, text: str, ask: Ask) -> Found:
+    """vLLM's cost tables: verify by tokens and draft by requests, as JSON or as rows with a ``part``."""
+    if text.lstrip().startswith("{"):
+        tables = _json_tables(path, _object(path, text, ()), ask)
+    else:
+        rows = _rows(path, text, ask)
+        tables = {name: [r.point(path, "tokens") for r in rows if r.part == name] for name in ("verify", "draft")}
+    if not tables.get("verify"):
+        raise SpecsimError(f"{path}: verify: expected a table of times by tokens, got none")
+    verify = in_order(path, tables["verify"])
+    draft, notes, warnings = tables.get("draft") or [], [note_of_falls(verify, monotone=ask.monotone)], []
+    if ask.capture_limit is None:
+        warnings.append(
+            "The largest CUDA graph was not told (--capture-limit): every size is read as captured, so a step costs "
+            "the next size up, above the graphs too."
+        )
+    if draft:
+        notes.append("The draft table is that of the engine's own drafter, for its whole block.")
+    return Found(
+        part(path, Table1D, _table(verify, ask, "next_size")), "vLLM cost tables", _draft(path, draft, ask),
+        engine="vLLM", notes=_notes(notes), warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def read_columns(path: Path, text: str, ask: Ask) -> Found:
+    """Columns of tokens and time, and of sequences or KV tokens where the file has them."""
+    rows = _rows(path, text, ask)
+    below = "linear" if ask.capture_limit is None else "next_size"
+    notes: list[str | None] = []
+    if ask.capture_limit is None:
+        notes.append("Linear between the sizes measured (--capture-limit pads to the next).")
+    cells = {row.sizes.get("kv_tokens") for row in rows}
+    if len(cells) > 1:
+        found: Table1D | Table2D = _by_kv(path, rows, ask, below)
+        notes.append("Prices by tokens and by KV tokens in all.")
+    else:
+        seen: dict[int, _Row] = {}
+        for row in rows:
+            other = seen.setdefault(row.sizes["tokens"], row)
+            if other.sizes != row.sizes:
+                raise SpecsimError(
+                    f"{path}: {row.where}: expected one time for {row.sizes['tokens']} tokens, got another with "
+                    f"other num_seqs at {other.where}: a table by tokens holds one"
+                )
+        points = in_order(path, [row.point(path, "tokens") for row in rows])
+        notes.append(note_of_falls(points, monotone=ask.monotone))
+        found = part(path, Table1D, _table(points, ask, below))
+    if any("num_seqs" in row.sizes for row in rows):
+        notes.append("The file's num_seqs are not in the price: steps of as many tokens cost the same.")
+    return Found(found, "step times by tokens", _draft(path, [], ask), notes=_notes(notes))
+
+
+# Reading
+
+
+class _Row:
+    """One row of columns: where it stands, its sizes by name, its time and what it is a part of."""
+
+    def __init__(self, where: str, sizes: Mapping[str, int], seconds: float, part: str) -> None:
+        self.where, self.sizes, self.seconds, self.part = where, sizes, seconds, part
+
+    def point(self, path: str | Path, size: str) -> Point:
+        """The row as a point by one of its sizes."""
+        return Point(self.where, self.sizes[size], self.seconds)
+
+
+def _rows(path: Path, text: str, ask: Ask, first: str = "tokens") -> list[_Row]:
+    """The rows of columns divided by commas, semicolons or white space; the first column is ``first`` if unnamed."""
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
+    if not lines:
+        raise SpecsimError(f"{path}: expected columns of {first} and time, got an empty file")
+    divider = next((mark for mark in ",;\t" if mark in lines[0][1]), None)
+    table = [(i, next(csv.reader([line], delimiter=divider)) if divider else line.split()) for i, line in lines]
+    heads = [cell.strip() for cell in table[0][1]]
+    if all(_is_number(head) for head in heads):
+        if len(heads) != 2:
+            raise SpecsimError(f"{path}: line {table[0][0]}: expected a header, got numbers")
+        heads = [first, "time"]
+    else:
+        table = table[1:]
+    names, timed, scale = _header(path, heads, ask, first)
+    rows = []
+    for i, cells in table:
+        where = f"line {i}"
+        if len(cells) != len(heads):
+            raise SpecsimError(f"{path}: {where}: expected {len(heads)} columns, got {len(cells)}")
+        given = dict(zip(names, cells, strict=True))
+        kind = given.pop("part", "verify").strip()
+        if kind not in ("verify", "draft"):
+            raise SpecsimError(f"{path}: {where}: part: expected verify or draft, got {kind!r}")
+        seconds = positive(f"{path}: {where}: {heads[timed]}", given.pop("time").strip()) / scale
+        sizes = {
+            name: whole(f"{path}: {where}: {name}", cell.strip(), 0 if name == "kv_tokens" else 1)
+            for name, cell in given.items()
+        }
+        rows.append(_Row(where, sizes, seconds, kind))
+    if not rows:
+        raise SpecsimError(f"{path}: expected rows below the header, got none")
+    return rows
+
+
+def _header(path: Path, heads: list[str], ask: Ask, first: str) -> tuple[list[str], int, float]:
+    """What the columns are, which holds the time, and how many of its units are a second."""
+    names = [_NAMED.get(head.lower(), "") for head in heads]
+    if first == "num_seqs":  # a table by sequences: a bare size is theirs
+        names = ["num_seqs" if name == "tokens" else name for name in names]
+    times = [i for i, name in enumerate(names) if not name and (unit_of(heads[i]) or heads[i].lower().endswith("time"))]
+    strange = [heads[i] for i, name in enumerate(names) if not name and i not in times]
+    if strange:
+        raise SpecsimError(
+            f"{path}: column {strange[0]!r}: expected tokens, num_seqs, kv_tokens, part or a time with its unit "
+            f"(as in time_ms); take it out if it is none of them"
+        )
+    units = {unit_of(heads[i]) for i in times}
+    if len(times) != 1:
+        listed = ", ".join(heads[i] for i in times) or "none"
+        mixed = ": mixed units" if len(units) > 1 else ""
+        raise SpecsimError(f"{path}: expected one column of times, got {listed}{mixed}")
+    if first not in names:
+        raise SpecsimError(f"{path}: expected a column {first}, got {', '.join(heads)}")
+    for name in names:
+        if name and names.count(name) > 1:
+            raise SpecsimError(f"{path}: expected one column {name}, got {names.count(name)}")
+    unit = units.pop()
+    if ask.unit is not None:
+        told = read_unit(ask.unit)
+        if unit not in (None, told):
+            raise SpecsimError(f"{path}: --unit: the column {heads[times[0]]!r} is in {unit}, got {ask.unit}")
+        unit = told
+    if unit is None:
+        raise SpecsimError(f"{path}: column {heads[times[0]]!r}: expected its unit, as in time_ms, or --unit")
+    names[times[0]] = "time"
+    return names, times[0], UNITS[unit]
+
+
+def _json_tables(path: Path, data: Mapping[str, Any], ask: Ask) -> dict[str, list[Point]]:
+    """The points of "verify" and "draft": {size: time} or [[size, time], ..], in ms unless the key says otherwise."""
+    tables: dict[str, list[Point]] = {}
+    for key, table in data.items():
+        known = _TABLE.fullmatch(key)
+        unit = unit_of(known[2]) if known and known[2] else "ms"
+        if not known or unit is None or known[1] in tables:
+            raise SpecsimError(f"{path}: {key}: expected one table verify and at most one draft (or verify_us, ..)")
+        if ask.unit is not None:
+            told = read_unit(ask.unit)
+            if known[2] and unit != told:
+                raise SpecsimError(f"{path}: --unit: {key} is in {unit}, got {ask.unit}")
+            unit = told
+        if isinstance(table, dict):
+            pairs = [(f"{key}.{size}", size, time) for size, time in table.items()]
+        elif isinstance(table, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in table):
+            pairs = [(f"{key}[{i}]", size, time) for i, (size, time) in enumerate(table)]
+        else:
+            raise SpecsimError(f"{path}: {key}: expected {{size: time}} or [[size, time], ..]")
+        scale = UNITS[unit]
+        tables[known[1]] = [
+            Point(where, whole(f"{path}: {where}: size", size), positive(f"{path}: {where}", time) / scale)
+            for where, size, time in pairs
+        ]
+    return tables
+
+
+def _by_kv(path: Path, rows: list[_Row], ask: Ask, below: str) -> Table2D:
+    """A table by tokens and KV tokens; every pair must be there."""
+    prices: dict[tuple[int, int], _Row] = {}
+    for row in rows:
+        key = row.sizes["tokens"], row.sizes["kv_tokens"]
+        if key in prices:
+            raise SpecsimError(
+                f"{path}: {row.where}: {key[0]} tokens with {key[1]} KV tokens stand there and at "
+                f"{prices[key].where}, expected each pair once"
+            )
+        prices[key] = row
+    tokens, kv = (sorted({key[i] for key in prices}) for i in (0, 1))
+    for t in tokens:
+        for k in kv:
+            if (t, k) not in prices:
+                raise SpecsimError(f"{path}: expected a time for each pair, got none at {t} tokens with {k} KV tokens")
+    for k in kv:
+        in_order(path, [prices[t, k].point(path, "tokens") for t in tokens])
+    table = {
+        "tokens": tokens,
+        "kv_tokens": kv,
+        "seconds": [[prices[t, k].seconds for k in kv] for t in tokens],
+        "capture_limit": ask.capture_limit,
+        "below": below,
+        "monotone": ask.monotone,
+    }
+    return part(path, Table2D, table)
+
+
+def _table(points: list[Point], ask: Ask, below: str) -> dict[str, Any]:
+    """A table by tokens; as SGLang reads it, the first and last prices go on beyond the ends."""
+    tokens, seconds = [point.size for point in points], [point.seconds for point in points]
+    if ask.as_engine and tokens[0] > 1:
+        tokens, seconds = [1, *tokens], [seconds[0], *seconds]
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "capture_limit": ask.capture_limit,
+        "below": below,
+        "above": "flat" if ask.as_engine else "linear",
+        "monotone": ask.monotone,
+    }
+
+
+def _draft(path: Path, points: list[Point], ask: Ask) -> DraftCost | None:
+    """Drafting by sequences: from ``points``, or from the file of --draft."""
+    if ask.draft is not None:
+        if points:
+            raise SpecsimError(f"--draft: {path} holds a draft table of its own, expected one")
+        path = ask.draft
+        points = [row.point(path, "num_seqs") for row in _rows(path, read_text(path), ask, "num_seqs")]
+    if not points:
+        return None
+    points = in_order(path, points, "sequences")
+    seconds = [point.seconds for point in points]
+    if ask.monotone:
+        seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
+    sizes = [point.size for point in points]
+    return part(path, DraftCost, {"type": "parallel", "num_seqs": sizes, "seconds": seconds})
+
+
+def _free_draft(path: Path) -> DraftCost:
+    return part(path, DraftCost, {"type": "parallel", "num_seqs": [1, 1 << 20], "seconds": [0.0, 0.0]})
+
+
+def _parts(path: Path, data: Mapping[str, Any], probes: str, seconds: str) -> list[Point]:
+    """One part of SGLang's sum, of either sign."""
+    sizes, values = _list(path, data, probes), _list(path, data, seconds, probes)
+    points = [
+        Point(f"{seconds}[{i}]", whole(f"{path}: {probes}[{i}]", size), finite(f"{path}: {seconds}[{i}]", value))
+        for i, (size, value) in enumerate(zip(sizes, values, strict=True))
+    ]
+    _increasing(path, points)
+    return points
+
+
+def _increasing(path: Path, points: list[Point]) -> None:
+    for a, b in itertools.pairwise(points):
+        if b.size <= a.size:
+            raise SpecsimError(f"{path}: {b.where}: expected a probe above {a.size}, got {b.size}: probes increase")
+
+
+def _object(path: Path, text: str, fields: tuple[str, ...]) -> dict[str, Any]:
+    """A JSON object with exactly these fields (any, if none are named)."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise SpecsimError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise SpecsimError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    for name in fields:
+        if name not in data:
+            raise SpecsimError(f"{path}: {name}: is missing")
+    for name in data:
+        if fields and name not in fields:
+            raise SpecsimError(f"{path}: {name}: is not a known field")
+    return data
+
+
+def _list(path: Path, data: Mapping[str, Any], name: str, like: str | None = None) -> list[Any]:
+    values = data[name]
+    if not isinstance(values, list) or not values:
+        raise SpecsimError(f"{path}: {name}: expected a list of numbers, got {values!r:.40}")
+    if like is not None and len(values) != len(data[like]):
+        raise SpecsimError(f"{path}: {name}: expected {len(data[like])} entries, one a {like}, got {len(values)}")
+    return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _notes(notes: list[str | None]) -> tuple[str, ...]:
+    return tuple(note for note in notes if note)

@@ -1,0 +1,108 @@
+"""What a model's Hugging Face config.json says of the kernels that one forward runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsim.files import read_text
+from specsim.importers.profile_parts import whole
+from specsim.types import SpecsimError
+
+DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+FOREIGN = ("kv_lora_rank", "n_routed_experts", "linear_num_key_heads", "layer_types_linear", "ssm_cfg")
+"""Fields of architectures whose forward holds kernels that a bundle's tables do not name."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of ``layers`` layers. ``dense``: how often a forward runs each kernel that works token by token;
+    ``optional`` are those of them that a model may lack. ``expert_layers`` hold ``experts`` experts of which a
+    token takes ``experts_per_token``, in the place of a dense MLP."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int | None
+    dtype_bytes: float
+    kv_bytes_per_token: float
+    dense: Mapping[str, int]
+    optional: frozenset[str]
+    expert_layers: int
+    experts: int
+    experts_per_token: int
+
+
+def read_config(path: Path) -> ModelShape:
+    """A config.json; SpecsimError names the field that is missing or that this import cannot price."""
+    try:
+        data = json.loads(read_text(path))
+    except ValueError as error:
+        if isinstance(error, SpecsimError):
+            raise
+        raise SpecsimError(f"{path}: expected JSON: {error}") from error
+    if isinstance(data, dict) and "num_hidden_layers" not in data and isinstance(data.get("text_config"), dict):
+        data = data["text_config"]
+    if not isinstance(data, dict):
+        raise SpecsimError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    for field in FOREIGN:
+        if data.get(field):
+            raise SpecsimError(f"{path}: {field}: is of an architecture whose kernels this import does not know")
+
+    def count(field: str, otherwise: int | None = None) -> int:
+        value = data.get(field)
+        if value is None and otherwise is not None:
+            return otherwise
+        return whole(f"{path}: {field}", value)
+
+    layers, hidden, heads = count("num_hidden_layers"), count("hidden_size"), count("num_attention_heads")
+    kv_heads, head_dim = count("num_key_value_heads", heads), count("head_dim", hidden // heads)
+    dtype = data.get("dtype") or data.get("torch_dtype") or "bfloat16"
+    if dtype not in DTYPE_BYTES:
+        raise SpecsimError(f"{path}: torch_dtype: expected one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
+    experts = count("num_experts", count("num_local_experts", 0))
+    per_token, expert_layers = 0, 0
+    if experts:
+        per_token = count("num_experts_per_tok")
+        step, dense_only = count("decoder_sparse_step", 1), data.get("mlp_only_layers") or []
+        if not isinstance(dense_only, list):
+            raise SpecsimError(f"{path}: mlp_only_layers: expected a list, got {dense_only!r:.40}")
+        expert_layers = sum((i + 1) % step == 0 and i not in dense_only for i in range(layers))
+        if per_token > experts:
+            raise SpecsimError(f"{path}: num_experts_per_tok: expected at most {experts}, got {per_token}")
+    model_type = str(data.get("model_type") or "")
+    once = dict.fromkeys(("embedding", "final_layernorm"), 1)
+    always = dict.fromkeys(("qkv_proj", "qk_norm", "rotary_emb", "o_proj"), layers)
+    mlp = dict.fromkeys(("gate_up_proj", "act_fn", "down_proj"), layers - expert_layers)
+    return ModelShape(
+        model_type=model_type,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        intermediate=data.get("intermediate_size"),
+        dtype_bytes=DTYPE_BYTES[dtype],
+        kv_bytes_per_token=2 * layers * kv_heads * head_dim * DTYPE_BYTES[dtype],
+        dense=once | {"layernorm": 2 * layers} | always | (mlp if layers > expert_layers else {}),
+        optional=frozenset() if model_type.startswith("qwen3") else frozenset({"qk_norm"}),
+        expert_layers=expert_layers,
+        experts=experts,
+        experts_per_token=per_token,
+    )
+
+
+def check_shards(path: Path, shape: ModelShape, shard: Mapping[str, Any], degrees: Sequence[int]) -> None:
+    """Refuse a config whose sizes are not those of the measured ``shard`` times a tensor-parallel degree of it.
+
+    A profiler that runs one shard tells its sizes; two models of one family differ there and nowhere else.
+    """
+    for field, size in (("num_attention_heads", shape.heads), ("intermediate_size", shape.intermediate)):
+        part = shard.get(field)
+        if isinstance(part, int) and isinstance(size, int) and all(part * degree != size for degree in degrees):
+            expected = " or ".join(str(part * degree) for degree in degrees)
+            raise SpecsimError(
+                f"{path}: {field}: expected {expected}, by the shard in meta.yaml, got {size}: another model"
+            )

@@ -1,0 +1,242 @@
+"""What every importer of profiles shares: a user's answers, what a file says, and how numbers are checked."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from specsim.files import first_error, read_text
+from specsim.hardware import DraftCost, Profile, Provenance
+from specsim.hardware.profile import SCHEMA, Verify
+from specsim.types import SpecsimError
+
+PartType = TypeVar("PartType", bound=BaseModel)
+
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
+"""Names of units and how many of them are a second."""
+_SPELLINGS = {
+    "s": ("s", "sec", "secs", "second", "seconds"),
+    "ms": ("ms", "msec", "millisecond", "milliseconds"),
+    "us": ("us", "usec", "µs", "μs", "microsecond", "microseconds"),
+}
+_UNIT_OF = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings}
+
+MICROSECONDS = UNITS["us"]
+LEAP = 100.0
+"""A price that changes by more than this from one size to the next is taken for a change of unit: the
+steepest cliff published, from CUDA graphs to eager kernels, is a factor of five."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a user says of a source: see ``specsim.importers.profiles.load_profile_source``."""
+
+    name: str | None = None
+    model: str | None = None
+    device: str | None = None
+    gpus: int | None = None
+    tp: int | None = None
+    engine: str | None = None
+    kv_tokens: int | None = None
+    max_num_tokens: int | None = None
+    host_seconds: float | None = None
+    date: str | None = None
+    command: str | None = None
+    as_engine: bool = False
+    capture_limit: int | None = None
+    monotone: bool = False
+    unit: str | None = None
+    draft: Path | None = None
+    config: Path | None = None
+    no_skew: bool = False
+    kv_reads: Literal["once", "per_query"] | None = None
+    expert_parallel: int | None = None
+    link_bandwidth: float | None = None
+    link_latency: float | None = None
+
+
+COMMON = (
+    "name", "model", "device", "gpus", "tp", "engine", "kv_tokens", "max_num_tokens", "host_seconds", "date", "command",
+)  # fmt: skip
+"""Answers that every format has a use for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now."""
+
+    verify: Verify
+    source: str
+    draft: DraftCost | None = None
+    name: str | None = None
+    model: str | None = None
+    device: str | None = None
+    engine: str | None = None
+    tp: int | None = None
+    kv_bytes_per_token: float | None = None
+    date: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Point(NamedTuple):
+    """One measured size: where it stands in its file, the size, seconds."""
+
+    where: str
+    size: int
+    seconds: float
+
+
+class Row(NamedTuple):
+    """One row of a CSV file: its line, and its cells by column."""
+
+    where: str
+    cells: Mapping[str, str]
+
+
+def build_profile(path: Path, found: Found, ask: Ask) -> Profile:
+    """The profile that says what was ``found`` at ``path``; what the user told goes before what the file says."""
+    tp = ask.tp or found.tp or 1
+    notes = [*found.notes, *found.warnings]
+    if ask.gpus is None and ask.tp is None and found.tp is None:
+        notes.append("GPUs were not told: one is assumed.")
+    data = {
+        "schema": SCHEMA,
+        "name": ask.name or found.name or path.stem,
+        "kind": "imported",
+        "model": ask.model or found.model or "unknown",
+        "device": ask.device or found.device or "unknown",
+        "gpus": ask.gpus or tp,
+        "tp": tp,
+        "engine": ask.engine or found.engine,
+        "kv_tokens": ask.kv_tokens,
+        "kv_bytes_per_token": found.kv_bytes_per_token,
+        "max_num_tokens": ask.max_num_tokens,
+        "verify": found.verify,
+        "draft": found.draft,
+        "host_seconds": ask.host_seconds or 0.0,
+        "provenance": Provenance(
+            source=f"imported: {found.source}, {path.name}",
+            command=ask.command,
+            date=ask.date or found.date,
+            versions=found.versions,
+            notes=" ".join(notes) or None,
+        ),
+    }
+    return part(path, Profile, data)
+
+
+def part(path: str | Path, model: type[PartType], data: dict[str, Any]) -> PartType:
+    """``data`` as a part of a profile; what is wrong with it is a SpecsimError that names the file."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise SpecsimError(f"{path}: {first_error(error)}") from error
+
+
+def unit_of(name: str) -> str | None:
+    """The unit in a column's name, "ms" of "verify_ms" and "step time (ms)"; None where it names none."""
+    last = re.split(r"[^a-zµμ]+", name.lower().strip(" )]}"))[-1]
+    return _UNIT_OF.get(last)
+
+
+def read_unit(text: str) -> str:
+    """The unit a user named; SpecsimError for one that is not known."""
+    if text.lower() not in _UNIT_OF:
+        raise SpecsimError(f"--unit: expected one of {', '.join(UNITS)}, got {text!r}")
+    return _UNIT_OF[text.lower()]
+
+
+def whole(where: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least ``least``, from JSON or CSV text."""
+    number = _number(value)
+    if number is None or number != int(number) or number < least:
+        raise SpecsimError(f"{where}: expected a whole number of at least {least}, got {_shown(value)}")
+    return int(number)
+
+
+def positive(where: str, value: Any, what: str = "a time") -> float:
+    """A number above 0, from JSON or CSV text."""
+    number = _number(value)
+    if number is None or number <= 0:
+        raise SpecsimError(f"{where}: expected {what} above 0, got {_shown(value)}")
+    return number
+
+
+def finite(where: str, value: Any) -> float:
+    """A number, from JSON or CSV text."""
+    number = _number(value)
+    if number is None:
+        raise SpecsimError(f"{where}: expected a number, got {_shown(value)}")
+    return number
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def in_order(path: str | Path, points: Sequence[Point], what: str = "tokens") -> list[Point]:
+    """The points by size; SpecsimError where a size stands twice, or where the unit seems to change."""
+    points = sorted(points, key=lambda point: point.size)
+    for a, b in itertools.pairwise(points):
+        if a.size == b.size:
+            raise SpecsimError(f"{path}: {b.where}: {b.size} {what} stand there and at {a.where}, expected each once")
+        leap = b.seconds / a.seconds
+        if leap > max(LEAP, 10 * b.size / a.size) or leap < 1 / LEAP:
+            raise SpecsimError(
+                f"{path}: {b.where}: expected one unit, got {b.seconds:.4g} s at {b.size} {what} after "
+                f"{a.seconds:.4g} s at {a.size}: a jump of {max(leap, 1 / leap):,.0f} times looks like mixed units"
+            )
+    return points
+
+
+def note_of_falls(points: Sequence[Point], what: str = "tokens", monotone: bool = False, name: int = 6) -> str | None:
+    """What a profile's notes say where more costs less: how often, and the worst with their rows."""
+    falls = [(b.seconds / a.seconds - 1, a, b) for a, b in itertools.pairwise(points)]
+    falls = sorted((fall for fall in falls if fall[0] < 0), key=lambda fall: fall[0])
+    if not falls:
+        return None
+    named = [f"{a.size} to {b.size} {what} ({b.where}, {drop:.1%})" for drop, a, b in falls[:name]]
+    rest = f" and {len(falls) - name} more" if len(falls) > name else ""
+    kept = "prices are their running maximum" if monotone else "kept as measured"
+    return f"Times fall at {len(falls)} of {len(points)} sizes, {kept}: {', '.join(named)}{rest}."
+
+
+def read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
+    """The rows of a CSV file that has these columns, perhaps the ``optional`` ones, and no others."""
+    lines = csv.reader(read_text(path).splitlines())
+    heads = [cell.strip() for cell in next(lines, [])]
+    strange = [head for head in heads if head not in (*columns, *optional)]
+    missing = [name for name in columns if name not in heads]
+    if strange or missing or len(set(heads)) != len(heads):
+        raise SpecsimError(f"{path}: expected the columns {', '.join(columns)}, got {', '.join(heads) or 'none'}")
+    rows = []
+    for cells in lines:
+        if not cells:
+            continue
+        if len(cells) != len(heads):
+            raise SpecsimError(f"{path}: line {lines.line_num}: expected {len(heads)} columns, got {len(cells)}")
+        rows.append(Row(f"line {lines.line_num}", dict(zip(heads, cells, strict=True))))
+    if not rows:
+        raise SpecsimError(f"{path}: expected rows below the header, got none")
+    return rows

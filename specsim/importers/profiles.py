@@ -1,0 +1,105 @@
+"""Others' measurements of what a step costs as hardware profiles of ours: the formats and how they are told apart.
+
+The modules beside this one tell each format's fields: ``cost_tables`` those of SGLang and vLLM and plain
+columns, ``bundle`` per-layer kernel times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from specsim.files import read_text
+from specsim.hardware import Profile
+from specsim.importers.bundle import read_bundle
+from specsim.importers.cost_tables import read_additive, read_columns, read_sps, read_vllm
+from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile
+from specsim.types import SpecsimError
+
+# What reads each format (given its path, its text where it is a file, and the answers), and the answers it takes
+# besides COMMON. A format that is not a file of its own is chosen by --format alone: it goes in here too.
+_READERS: dict[str, tuple[Callable[[Path, str, Ask], Found], tuple[str, ...]]] = {
+    "sglang": (read_sps, ("as_engine", "monotone")),
+    "sglang-additive": (read_additive, ("as_engine", "monotone")),
+    "vllm": (read_vllm, ("capture_limit", "monotone", "unit", "draft")),
+    "csv": (read_columns, ("capture_limit", "monotone", "unit", "draft")),
+    "bundle": (
+        lambda path, text, ask: read_bundle(path, ask),
+        ("config", "no_skew", "kv_reads", "expert_parallel", "link_bandwidth", "link_latency"),
+    ),
+}
+FORMATS = tuple(_READERS)
+"""SGLang's steps per second and additive times (JSON); vLLM's cost tables (JSON, or rows with a part); columns of
+tokens and time; LLMServingSim's bundle of per-layer kernel times (a folder)."""
+
+
+def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None = None) -> tuple[Profile, list[str]]:
+    """Read others' step times from ``path``, a file or a bundle's folder, as a profile and warnings to show.
+
+    ``format``: one of FORMATS, or "auto" to tell by content. ``ask`` is what the user says:
+
+    - of any source: name, model, device, gpus, tp, engine, kv_tokens, max_num_tokens, host_seconds (s a step),
+      date and command, for the profile; they go before what the source says;
+    - of SGLang's tables: ``as_engine`` reads them as the engine does (the probe below, the last price beyond);
+    - of tables: ``capture_limit`` (tokens of the largest CUDA graph), ``monotone`` (running maximum, as vLLM),
+      ``unit`` (ms, us, s) where no name tells it, ``draft`` (a second file: time by sequences);
+    - of bundles: ``config`` (Hugging Face config.json), ``no_skew``, ``kv_reads``, ``expert_parallel`` (ranks that
+      share the experts), ``link_bandwidth`` (bytes/s) and ``link_latency`` (s) of all-reduces.
+
+    Raises SpecsimError, in one line: file, field or row, what was expected; also for an answer that the format
+    has no use for.
+    """
+    path, ask = Path(path), ask or Ask()
+    _check(ask)
+    text = "" if path.is_dir() else read_text(path)
+    name = _format(path, text) if format == "auto" else format
+    if name not in _READERS:
+        raise SpecsimError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
+    if path.is_dir() != (name == "bundle"):
+        raise SpecsimError(f"{path}: expected {'a folder' if name == 'bundle' else 'a file'} for the format {name}")
+    read, uses = _READERS[name]
+    for field in fields(Ask):
+        if getattr(ask, field.name) not in (None, False) and field.name not in (*COMMON, *uses):
+            raise SpecsimError(f"{path}: --{field.name.replace('_', '-')}: has no meaning for the format {name}")
+    found = read(path, text, ask)
+    return build_profile(path, found, ask), list(found.warnings)
+
+
+def _check(ask: Ask) -> None:
+    """Say in the words of the command line what is out of range, before anything is read."""
+    for name in ("gpus", "tp", "kv_tokens", "max_num_tokens", "capture_limit", "expert_parallel"):
+        value = getattr(ask, name)
+        if value is not None and value < 1:
+            raise SpecsimError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    for name, least in (("host_seconds", 0.0), ("link_latency", 0.0), ("link_bandwidth", 1.0)):
+        value = getattr(ask, name)
+        if value is not None and not least <= value < float("inf"):
+            raise SpecsimError(f"--{name.replace('_', '-')}: expected at least {least:g}, got {value}")
+
+
+def _format(path: Path, text: str) -> str:
+    """Tell a format by content."""
+    if path.is_dir():
+        return "bundle"
+    start = text.lstrip()
+    if start.startswith(("{", "[")):
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SpecsimError(f"{path}: expected JSON: {error}") from error
+        keys = set(data) if isinstance(data, dict) else set()
+        if "bias_seconds" in keys:
+            return "sglang-additive"
+        if "sample_batch_tokens" in keys or "sample_steps_per_sec" in keys:
+            return "sglang"
+        if "schema" in keys:
+            raise SpecsimError(f"{path}: schema: expected another's file, got {data['schema']!r}: it needs no import")
+        if any(key.startswith(("verify", "draft")) for key in keys):
+            return "vllm"
+        raise SpecsimError(f"{path}: expected one of the formats {', '.join(FORMATS)}, got fields {sorted(keys)!r:.60}")
+    if not start:
+        raise SpecsimError(f"{path}: expected one of the formats {', '.join(FORMATS)}, got an empty file")
+    heads = [cell.strip().lower() for cell in start.splitlines()[0].replace(";", ",").replace("\t", ",").split(",")]
+    return "vllm" if "part" in heads else "csv"
