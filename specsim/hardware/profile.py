@@ -135,11 +135,11 @@ class StepCost:
         """The error for a step outside what was measured: it names the range."""
         axes = self._axes(shape, draft_tokens)
         name, value, low, high = next((axis for axis in axes if not axis[2] <= axis[1] <= axis[3]), axes[0])
-        bound = {"tokens": "a lower max_num_batched_tokens"} | dict.fromkeys(
-            ("sequences", "drafting sequences", "decoding sequences", "decoding sequences beside a prefill"),
-            "a lower max_num_seqs",
-        )
-        keep = f"{bound[name]} keeps steps inside, " if name in bound and value > high else ""
+        keep = ""
+        if value > high and name == "tokens":
+            keep = "a lower max_num_batched_tokens keeps steps inside, "
+        elif value > high and "sequences" in name:
+            keep = "a lower max_num_seqs keeps steps inside, "
         return SpecsimError(
             f"profile {self.profile.name}: a step of {value} {name} is outside the measured range {low}..{high}; "
             f"{keep}extrapolate=True (--extrapolate) continues the last slope and marks the result"
