@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from specsim.files import read_json
+from specsim.files import first_error, read_json
 from specsim.hardware.shape import Part
 from specsim.types import SpecsimError
 
@@ -228,9 +228,8 @@ def read_model(path: Path) -> ModelShape:
         }
     try:
         return ModelShape(**fields)
-    except ValueError as error:
-        reason = str(error).splitlines()[2].strip().removeprefix("Value error, ").partition(" [type=")[0]
-        raise SpecsimError(f"{path}: {reason}") from error
+    except ValidationError as error:
+        raise SpecsimError(f"{path}: {first_error(error)}") from error
 
 
 def _refuse_unlike(path: Path, config: _Config, more: dict[str, Any]) -> None:
