@@ -440,6 +440,12 @@ def test_a_device_of_ones_own(tmp_path):
 # On the command line
 
 
+def test_help_has_an_example(run):
+    code, text, _ = run("profile", "roofline", "--help")
+    assert code == 0
+    assert "Example: specsim" in text
+
+
 def test_profile_roofline_writes_a_profile_that_says_what_it_is(run, tmp_path):
     out, data = tmp_path / "p.json", tmp_path / "d.json"
     code, text, err = run(

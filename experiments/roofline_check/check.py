@@ -2,11 +2,11 @@
 
     python experiments/roofline_check/check.py [--profiles hw_profiles/] [--bundles DIR] [--json OUT.json]
 
-Profiles imported from kernel measurements (h100-, h200-, b200-qwen3-*) are compared with the roofline of the same model
-and GPU at its default efficiencies: nothing is fitted here (of the defaults, the latency of an all-reduce over NVLink
-comes from the same H200 data, the others are older; see specsim/hardware/devices.py). DIR holds folders of LLMServingSim's kernel times
-(NAME/profile), of Llama-3.1-8B on an RTX 4090 and an RTX PRO 6000. Differences are in step time, the roofline's over
-the measured one's, less 1. What is not there is left out.
+Profiles imported from kernel measurements (h100-, h200-, b200-qwen3-*) are compared with the roofline of the same
+model and GPU at its default efficiencies: nothing is fitted here (of the defaults, the latency of an all-reduce over
+NVLink comes from the same H200 data, the others are older; see specsim/hardware/devices.py). DIR holds folders of
+LLMServingSim's kernel times (NAME/profile), of Llama-3.1-8B on an RTX 4090 and an RTX PRO 6000. Differences are in step
+time, the roofline's over the measured one's, less 1. What is not there is left out.
 """
 
 import argparse

@@ -90,6 +90,7 @@ def profile_show(
     profiles = _named([load_profile(file) for file in files])
     survival, by_position, gamma = _survivals(trace, gamma)
     cases = [num_seqs] if num_seqs else [int(r) for r in parse_numbers("num-seqs", CASES, whole=True)]
+    tokens = _token_counts(list(profiles.values()), num_seqs)
     console = show.console()
     data: dict[str, Any] = {"context": context, "num_seqs": num_seqs, "gamma": gamma, "profiles": []}
 
@@ -104,7 +105,6 @@ def profile_show(
         for name in profiles:
             console.print(f"{name}: {facts[name]['source']}", soft_wrap=True)
 
-    tokens = _token_counts(list(profiles.values()), num_seqs)
     curves = {
         name: decode_seconds(profile, tokens, context, num_seqs, extrapolate=extrapolate)
         for name, profile in profiles.items()
@@ -191,7 +191,11 @@ def _token_counts(profiles: list[Profile], num_seqs: int | None) -> list[int]:
     for profile in profiles:
         if limit := profile.verify.capture_limit:
             counts |= {limit, min(limit + 1, high)}
-    return sorted(b for b in counts if num_seqs is None or b >= num_seqs)
+    if num_seqs is not None:
+        if num_seqs > high:
+            raise SpecsimError(f"--num-seqs: expected at most {high}, the most tokens of a step, got {num_seqs}")
+        counts = {num_seqs, *(b for b in counts if b > num_seqs)}
+    return sorted(counts)
 
 
 def _differences(profiles: dict[str, Profile], curves: dict[str, Prices]) -> dict[str, Prices]:
