@@ -1,0 +1,193 @@
+"""Profiles from AIConfigurator's silicon data: what its measured kernels say a step of an engine costs.
+
+AIConfigurator (NVIDIA, Apache-2.0) prices a model's operations one by one from kernels measured on the GPU.
+Its own price of a decode step takes every token for a sequence. A verification step is therefore composed
+here from the operations: those that work token by token at the tokens in the forward, the output head at the
+rows of logits, attention at the sequences. What is left open is how often the queries of one sequence read
+its KV: once (the lower bound) or once a query (the upper bound); ``Layered.kv_reads`` says which.
+
+``pip install 'specsim[silicon]'`` brings what it needs; nothing here is loaded before it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.metadata
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from specsim.hardware import Profile
+from specsim.importers.composed import PACKAGE, Deployment, compose
+from specsim.importers.profile_parts import Ask, Found
+from specsim.types import SpecsimError
+
+BACKENDS = ("vllm", "sglang", "trtllm")
+
+
+def load_silicon(
+    model: str,
+    system: str,
+    backend: str = "vllm",
+    tp: int = 1,
+    *,
+    version: str = "current",
+    name: str | None = None,
+    kv_reads: Literal["once", "per_query"] = "once",
+    max_num_tokens: int = 8192,
+    max_context: int | None = None,
+    kv_tokens: int | None = None,
+    utilisation: float = 0.9,
+    draft_layers: int | None = None,
+    draft_gamma: int | None = None,
+    command: str | None = None,
+) -> Profile:
+    """Compose a profile of ``model`` on ``tp`` GPUs of ``system`` from AIConfigurator's data.
+
+    ``model`` is a name that AIConfigurator knows or a folder with a config.json, ``system`` for example
+    h200_sxm, ``version`` that of the engine (current, previous, next, or a number it has). Steps are priced
+    up to ``max_num_tokens`` tokens and ``max_context`` tokens of KV a sequence (None: what the model allows).
+    ``kv_tokens`` (None: by AIConfigurator's memory model with ``utilisation`` of the GPU's memory) is what the KV
+    cache holds. ``draft_layers`` and ``draft_gamma`` add the price of a parallel drafter of so many of the
+    model's layers that drafts so many tokens; without them the profile has no draft cost. Raises SpecsimError
+    where the package is missing, has no such data, or prices the model in a way that cannot be taken apart.
+    """
+    _check(tp, backend, kv_reads, max_num_tokens, max_context, kv_tokens, utilisation, draft_layers, draft_gamma)
+    with _quiet():
+        handle, deployment = _open(model, system, backend, tp, version, max_num_tokens, kv_tokens, utilisation)
+        try:
+            return compose(
+                handle, deployment, name=name, kv_reads=kv_reads, max_num_tokens=max_num_tokens,
+                max_context=max_context, draft_layers=draft_layers, draft_gamma=draft_gamma, command=command,
+            )  # fmt: skip
+        except (RuntimeError, SpecsimError) as error:  # its PerfDataNotAvailableError is a RuntimeError
+            raise SpecsimError(f"{_what(model, system, backend, tp)}: {error}") from error
+
+
+def read_silicon(path: Path, text: str, ask: Ask) -> Found:
+    """The answers of a user, of the model that ``path`` names, as load_silicon composes it (``text`` is empty).
+
+    Raises SpecsimError where no system is told, and as load_silicon does.
+    """
+    if ask.system is None:
+        raise SpecsimError(f"{path}: expected --system, the GPUs as AIConfigurator names them, such as h200_sxm")
+    names = ("kv_reads", "kv_tokens", "utilisation", "max_num_tokens", "max_context", "draft_layers", "draft_gamma")
+    answers = {name: value for name in names if (value := getattr(ask, name)) is not None}
+    profile = load_silicon(
+        str(path), ask.system, ask.backend or "vllm", ask.tp or 1, version=ask.engine_version or "current", **answers
+    )
+    said = profile.provenance
+    return Found(
+        verify=profile.verify, source=said.source, draft=profile.draft, name=profile.name, model=profile.model,
+        device=profile.device, engine=profile.engine, tp=profile.tp, kv_tokens=profile.kv_tokens,
+        kv_bytes_per_token=profile.kv_bytes_per_token, max_num_tokens=profile.max_num_tokens,
+        versions=said.versions, notes=(said.notes or "",),
+    )  # fmt: skip
+
+
+def _what(model: str, system: str, backend: str, tp: int) -> str:
+    return f"AIConfigurator's {model} on {system} with {backend}, tp {tp}"
+
+
+def _check(
+    tp: int, backend: str, kv_reads: str, max_num_tokens: int, max_context: int | None, kv_tokens: int | None,
+    utilisation: float, draft_layers: int | None, draft_gamma: int | None,
+) -> None:  # fmt: skip
+    if backend not in BACKENDS:
+        raise SpecsimError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    if kv_reads not in ("once", "per_query"):
+        raise SpecsimError(f"kv_reads: expected once or per_query, got {kv_reads!r}")
+    whole = {"tp": tp, "max_num_tokens": max_num_tokens, "max_context": max_context, "kv_tokens": kv_tokens}
+    for name, value in (whole | {"draft_layers": draft_layers, "draft_gamma": draft_gamma}).items():
+        if value is not None and value < 1:
+            raise SpecsimError(f"{name}: expected at least 1, got {value}")
+    for name, least in (("max_num_tokens", 64), ("max_context", 64)):
+        if (whole[name] or least) < least:
+            raise SpecsimError(f"{name}: expected at least {least}, got {whole[name]}")
+    if not 0 < utilisation <= 1:
+        raise SpecsimError(f"utilisation: expected a share of the GPU's memory in 0..1, got {utilisation}")
+    if (draft_layers is None) != (draft_gamma is None):
+        raise SpecsimError("draft_layers, draft_gamma: expected both or neither")
+
+
+def _open(
+    model: str, system: str, backend: str, tp: int, version: str, max_num_tokens: int, kv_tokens: int | None,
+    utilisation: float,
+) -> tuple[Any, Deployment]:  # fmt: skip
+    """Compile the engine and look up what is no time; SpecsimError says what AIConfigurator lacks."""
+    try:
+        from aiconfigurator_core.sdk import common, memory, perf_database, utils
+        from aiconfigurator_core.sdk.engine import EngineHandle
+    except ImportError as error:
+        raise SpecsimError(f"AIConfigurator's data need {PACKAGE}: pip install 'specsim[silicon]'") from error
+    # Any other name would be looked for on the internet.
+    if model not in common.DefaultHFModels and not Path(model, "config.json").is_file():
+        near = difflib.get_close_matches(model, sorted(common.DefaultHFModels), 3, 0.3)
+        raise SpecsimError(
+            f"{model}: expected a model that AIConfigurator has a config of ({', '.join(near) or 'none is close'}), "
+            "or a folder with a config.json"
+        )
+    try:
+        database = perf_database.resolve_query_version(system, backend, version)
+    except ValueError as error:
+        have = perf_database.get_supported_databases()
+        known = ", ".join(sorted(name for name, backends in have.items() if backends.get(backend)))
+        if system in have and have[system].get(backend):
+            slots = perf_database.get_version_slots(system, backend) or {}
+            raise SpecsimError(
+                f"version: expected one of {', '.join(f'{k} ({v})' for k, v in slots.items())}, got {version!r}"
+            ) from error
+        raise SpecsimError(f"system: expected one that has data of {backend} ({known}), got {system!r}") from error
+    try:
+        config: dict[str, Any] = utils.get_model_config_from_model_path(model)
+        experts = {"moe_tp_size": tp} if config["num_experts"] else {}
+        handle = EngineHandle.compile(model, system, backend, backend_version=database, tp_size=tp, **experts)
+        room: dict[str, Any] = memory.estimate_kv_cache(
+            model, system, backend, database, max_num_tokens=max_num_tokens, max_batch_size=1, tp_size=tp, **experts,
+            memory_fraction_kind="of_free" if backend == "trtllm" else "of_total",
+            memory_fraction_value=utilisation,
+            # With KV tokens given only the bytes of one are wanted, whether or not the GPU has room for it.
+            gpu_memory_capacity_bytes_override=1 << 50 if kv_tokens else None,
+        )  # fmt: skip
+    except Exception as error:  # whatever it raises: an assertion, its own errors, a ValueError
+        raise SpecsimError(f"{_what(model, system, backend, tp)}: {error}") from error
+    raw = config["raw_config"]
+    return handle, Deployment(
+        model=model,
+        system=system,
+        backend=backend,
+        tp=tp,
+        layers=config["layers"],
+        context=config["context"],
+        dtype=str((raw.get("quantization_config") or {}).get("quant_method") or raw.get("torch_dtype") or "unknown"),
+        kv_tokens=kv_tokens or int(room["total_kv_size_tokens"]),
+        kv_bytes_per_token=float(room["kv_size_per_token_bytes"] * tp),
+        memory="KV tokens as given." if kv_tokens else _memory(room, utilisation, backend),
+        database=database,
+        package=importlib.metadata.version(PACKAGE),
+    )
+
+
+def _memory(room: dict[str, Any], utilisation: float, backend: str) -> str:
+    """How the KV capacity was computed, in gibibytes of one GPU."""
+    parts = room["memory_breakdown"]
+    gib = {key: f"{parts[f'{key}_bytes'] / 2**30:.2f}" for key in ("weights", "activations", "runtime_overhead")}
+    used = f"weights {gib['weights']}, activations {gib['activations']}, other {gib['runtime_overhead']}"
+    used += f" and communication {parts['comm_overhead_bytes'] / 2**30:.2f}"
+    total = f"{room['total_gpu_capacity_bytes'] / 2**30:.0f} GiB"
+    rule = f"{utilisation} x ({total} less {used})" if backend == "trtllm" else f"{utilisation} x {total} less {used}"
+    return f"KV tokens, GiB of a GPU by AIConfigurator's memory model: {rule}, by {room['kv_size_per_token_bytes']} B."
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """AIConfigurator's loggers held to errors: it reports every table it does not find."""
+    logger = logging.getLogger("aiconfigurator_core")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
