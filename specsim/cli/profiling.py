@@ -18,7 +18,9 @@ from specsim.types import SpecsimError
 
 
 def import_profile(
-    file: Annotated[Path, typer.Argument(metavar="FILE_OR_DIR", help="Cost table, columns, or a bundle's folder.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE_OR_DIR", help="Cost table, columns, a bundle's folder, or a model.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Where the profile goes (JSON).")],
     format: Annotated[str, typer.Option("--format", help=f"auto (by content), {', '.join(FORMATS)}.")] = "auto",
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile.")] = None,
@@ -51,7 +53,7 @@ def import_profile(
     ] = None,
     no_skew: Annotated[bool, typer.Option("--no-skew", help="Bundle: leave skew_fit.csv out.")] = False,
     kv_reads: Annotated[
-        str | None, typer.Option("--kv-reads", help="Bundle: draft tokens read KV once (default) or per_query.")
+        str | None, typer.Option("--kv-reads", help="Kernels: draft tokens read KV once (default) or per_query.")
     ] = None,
     expert_parallel: Annotated[
         int | None, typer.Option("--expert-parallel", help="Bundle: ranks that share the experts.")
@@ -62,6 +64,27 @@ def import_profile(
     link_latency: Annotated[
         float | None, typer.Option("--link-latency", help="Bundle, tp > 1: seconds before an all-reduce moves.")
     ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="aiconfigurator: the GPUs, as it names them (h200_sxm).")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="aiconfigurator: vllm (default), sglang or trtllm.")
+    ] = None,
+    engine_version: Annotated[
+        str | None, typer.Option("--engine-version", help="aiconfigurator: version measured (default: current).")
+    ] = None,
+    utilisation: Annotated[
+        float | None, typer.Option("--utilisation", help="aiconfigurator: share of the memory used (default: 0.9).")
+    ] = None,
+    max_context: Annotated[
+        int | None, typer.Option("--max-context", help="aiconfigurator: longest sequence (default: the model's).")
+    ] = None,
+    draft_layers: Annotated[
+        int | None, typer.Option("--draft-layers", help="aiconfigurator: price a parallel drafter of so many layers.")
+    ] = None,
+    draft_gamma: Annotated[
+        int | None, typer.Option("--draft-gamma", help="aiconfigurator: tokens which that drafter drafts.")
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")] = None,
 ) -> None:
     """Import what others measured of a step's cost, for --profile.
@@ -69,6 +92,8 @@ def import_profile(
     Reads SGLang's step tables (steps per second, and the additive form), vLLM's adaptive-verification cost tables,
     CSV of tokens and time (unit in the column's name), and LLMServingSim's bundles of per-layer kernel times. What
     was measured is kept: a step outside it is an error, curves that fall stay as they are, and the notes say so.
+    With --format aiconfigurator the source is a model's name, and a profile is composed from AIConfigurator's
+    measured operations (needs pip install 'specsim[silicon]').
 
     Example: specsim profile import tables.json --capture-limit 512 --model Qwen3-8B --device H100 --out h100.json
     """
@@ -83,7 +108,9 @@ def import_profile(
         "kv_tokens": kv_tokens, "max_num_tokens": max_num_tokens, "host_seconds": host_seconds, "date": date,
         "as_engine": as_engine, "capture_limit": capture_limit, "monotone": monotone, "unit": unit, "draft": draft,
         "config": config, "no_skew": no_skew, "kv_reads": kv_reads, "expert_parallel": expert_parallel,
-        "link_bandwidth": link_bandwidth, "link_latency": link_latency,
+        "link_bandwidth": link_bandwidth, "link_latency": link_latency, "system": system, "backend": backend,
+        "engine_version": engine_version, "utilisation": utilisation, "max_context": max_context,
+        "draft_layers": draft_layers, "draft_gamma": draft_gamma,
     }  # fmt: skip
     words = ["specsim", "profile", "import", str(file), *([] if format == "auto" else ["--format", format])]
     for key, value in answers.items():

@@ -18,6 +18,8 @@ CURVE_TOLERANCE = 0.003
 GRID_TOLERANCE = 0.015
 FIRST_CONTEXT = 16
 """Shorter contexts cost what this one does."""
+AROUND_POWERS = [2**k + step for k in range(20) for step in (-1, 0, 1)]
+"""The data's own sizes, and those beside them, where its prices may jump."""
 MAX_SEQS = 1024
 """Decoding sequences up to which drafting is priced: the engines' usual bound."""
 ALIKE = 0.02
@@ -54,7 +56,7 @@ def compose(
     *,
     name: str | None = None,
     kv_reads: Literal["once", "per_query"] = "once",
-    max_tokens: int = 8192,
+    max_num_tokens: int = 8192,
     max_context: int | None = None,
     draft_layers: int | None = None,
     draft_gamma: int | None = None,
@@ -67,11 +69,11 @@ def compose(
     for a model whose steps do not come apart into token-wise work and attention.
     """
     ops = Operations(handle)
-    ops.check_prefill(max_tokens)
+    ops.check_prefill(max_num_tokens)
     context = min(max_context or deployment.context, deployment.context)
-    tokens, rows = _curve(ops.tokenwise, max_tokens), _curve(ops.rows, max_tokens)
-    decode, decode_error = _decodes(ops, max_tokens, context)
-    prefill, prefill_error = _prefills(ops, max_tokens, context)
+    tokens, rows = _curve(ops.tokenwise, max_num_tokens), _curve(ops.rows, max_num_tokens)
+    decode, decode_error = _decodes(ops, max_num_tokens, context)
+    prefill, prefill_error = _prefills(ops, max_num_tokens, context)
     columns = list(zip(*(decode + prefill), strict=True))
     draft = None
     if draft_layers is not None and draft_gamma is not None:
@@ -96,14 +98,14 @@ def compose(
         engine=f"{deployment.backend} {deployment.database}",
         kv_tokens=deployment.kv_tokens,
         kv_bytes_per_token=deployment.kv_bytes_per_token,
-        max_num_tokens=max_tokens,
+        max_num_tokens=max_num_tokens,
         verify=verify,
         draft=draft,
         provenance=Provenance(source="AIConfigurator's silicon data, composed from single operations", command=command),
     )
     notes = [
         _verification_note(ops, profile, kv_reads, context),
-        f"Sources: {ops.sources(max_tokens, context)}. Interpolated to within {CURVE_TOLERANCE:.1%} of the data "
+        f"Sources: {ops.sources(max_num_tokens, context)}. Interpolated to within {CURVE_TOLERANCE:.1%} of the data "
         f"(tokens, rows), {decode_error:.1%} (decode attention) and {prefill_error:.1%} (prefill attention) of a step.",
         deployment.memory,
         f"Weights as the model's config says ({deployment.dtype}). Kernel times alone: no host time, no padding to "
@@ -201,15 +203,15 @@ class Operations:
             self.handle.evaluate_context_ops(self.prefill_attention, batch_size=num_seqs, s=chunk, prefix=history)
         )
 
-    def sources(self, max_tokens: int, context: int) -> str:
+    def sources(self, max_num_tokens: int, context: int) -> str:
         """Which operations come from where, by AIConfigurator's own account: "silicon: qkv_gemm, ...; ..."."""
         found: dict[str, set[str]] = {}
         every = [*self.token_ops, *self.logits, *self.attention]
-        for batch, s in ((1, 2), (64, 1025), (512, min(context, 4096)), (max_tokens, 2)):
+        for batch, s in ((1, 2), (64, 1025), (512, min(context, 4096)), (max_num_tokens, 2)):
             for name, ms, _, source in self.handle.evaluate_generation_ops(every, batch_size=batch, s=s):
                 if ms:
                     found.setdefault(name.removeprefix("generation_"), set()).add(source)
-        for chunk, history in ((16, 0), (512, 1024), (min(max_tokens, 2048), context)):
+        for chunk, history in ((16, 0), (512, 1024), (min(max_num_tokens, 2048), context)):
             values = self.handle.evaluate_context_ops(self.prefill_attention, batch_size=1, s=chunk, prefix=history)
             for name, *_, source in values:
                 found.setdefault(f"prefill {name.removeprefix('context_')}", set()).add(source)
@@ -218,12 +220,12 @@ class Operations:
             by_source.setdefault(" or ".join(sorted(sources)), []).append(name)
         return "; ".join(f"{source}: {', '.join(names)}" for source, names in sorted(by_source.items()))
 
-    def check_prefill(self, max_tokens: int) -> None:
+    def check_prefill(self, max_num_tokens: int) -> None:
         """See that a prefill is made of what a decode is made of, attention left out, so that one table prices both.
 
         Raises SpecsimError otherwise: where projections are part of attention (MLA) or layers keep a state.
         """
-        for tokens in (16, 256, max_tokens):
+        for tokens in (16, 256, max_num_tokens):
             decode = self.tokenwise(tokens)
             prefill = _seconds(self.handle.evaluate_context_ops(self.prefill_ops, batch_size=1, s=tokens, prefix=0))
             if abs(prefill - decode) > ALIKE * decode:
@@ -267,14 +269,14 @@ def _curve(price: Callable[[int], float], most: int) -> Curve:
     return Curve(at=tuple(p + 1 for p in places), seconds=tuple(round_to(values[p]) for p in places))
 
 
-def _decodes(ops: Operations, max_tokens: int, context: int) -> tuple[list[tuple[Any, ...]], float]:
+def _decodes(ops: Operations, max_num_tokens: int, context: int) -> tuple[list[tuple[Any, ...]], float]:
     """Points of attention without a prefill (chunk, history, sequences, context, seconds), and the worst error.
 
     The error is a share of a step. There are as many sequences as there may be tokens: where KV is read for each
     query, queries count as sequences.
     """
-    seqs = steps(1, max_tokens, 6, [*range(1, 9), *(2**k for k in range(20))])
-    contexts = steps(FIRST_CONTEXT, context, 6, [2**k - 1 for k in range(20)])  # the new token makes it the data's size
+    seqs = steps(1, max_num_tokens, 6, AROUND_POWERS)
+    contexts = steps(FIRST_CONTEXT, context, 6, AROUND_POWERS)
     values = np.array([[ops.decode(int(n), int(kv)) for kv in contexts] for n in seqs])
     step = values + np.array([ops.tokenwise(int(n)) + ops.rows(int(n)) for n in seqs])[:, None]
     pairs, worst = thin_rows(seqs, contexts, values, GRID_TOLERANCE * step)
@@ -282,10 +284,10 @@ def _decodes(ops: Operations, max_tokens: int, context: int) -> tuple[list[tuple
     return points, worst * GRID_TOLERANCE
 
 
-def _prefills(ops: Operations, max_tokens: int, context: int) -> tuple[list[tuple[Any, ...]], float]:
+def _prefills(ops: Operations, max_num_tokens: int, context: int) -> tuple[list[tuple[Any, ...]], float]:
     """Points of attention of a prefill alone, as _decodes."""
-    chunks = steps(1, min(max_tokens, context), 6, [2**k for k in range(20)])
-    histories = np.append(0, steps(FIRST_CONTEXT, context, 6, [2**k for k in range(20)]))
+    chunks = steps(1, min(max_num_tokens, context), 6, AROUND_POWERS)
+    histories = np.append(0, steps(1, context, 6, AROUND_POWERS))
     values = np.array([[ops.prefill(int(chunk), int(history)) for history in histories] for chunk in chunks])
     step = values + np.array([ops.tokenwise(int(chunk)) + ops.rows(1) for chunk in chunks])[:, None]
     pairs, worst = thin_rows(chunks, histories, values, GRID_TOLERANCE * step)

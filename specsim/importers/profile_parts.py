@@ -61,6 +61,13 @@ class Ask:
     expert_parallel: int | None = None
     link_bandwidth: float | None = None
     link_latency: float | None = None
+    system: str | None = None
+    backend: str | None = None
+    engine_version: str | None = None
+    utilisation: float | None = None
+    max_context: int | None = None
+    draft_layers: int | None = None
+    draft_gamma: int | None = None
 
 
 COMMON = (
@@ -81,7 +88,9 @@ class Found:
     device: str | None = None
     engine: str | None = None
     tp: int | None = None
+    kv_tokens: int | None = None
     kv_bytes_per_token: float | None = None
+    max_num_tokens: int | None = None
     date: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -118,9 +127,9 @@ def build_profile(path: Path, found: Found, ask: Ask) -> Profile:
         "gpus": ask.gpus or tp,
         "tp": tp,
         "engine": ask.engine or found.engine,
-        "kv_tokens": ask.kv_tokens,
+        "kv_tokens": ask.kv_tokens or found.kv_tokens,
         "kv_bytes_per_token": found.kv_bytes_per_token,
-        "max_num_tokens": ask.max_num_tokens,
+        "max_num_tokens": ask.max_num_tokens or found.max_num_tokens,
         "verify": found.verify,
         "draft": found.draft,
         "host_seconds": ask.host_seconds or 0.0,

@@ -1,7 +1,7 @@
 """Others' measurements of what a step costs as hardware profiles of ours: the formats and how they are told apart.
 
 The modules beside this one tell each format's fields: ``cost_tables`` those of SGLang and vLLM and plain
-columns, ``bundle`` per-layer kernel times.
+columns, ``bundle`` per-layer kernel times, ``silicon`` what AIConfigurator measured of a model's operations.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from specsim.hardware import Profile
 from specsim.importers.bundle import read_bundle
 from specsim.importers.cost_tables import read_additive, read_columns, read_sps, read_vllm
 from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile
+from specsim.importers.silicon import read_silicon
 from specsim.types import SpecsimError
 
 # What reads each format (given its path, its text where it is a file, and the answers), and the answers it takes
@@ -29,10 +30,25 @@ _READERS: dict[str, tuple[Callable[[Path, str, Ask], Found], tuple[str, ...]]] =
         lambda path, text, ask: read_bundle(path, ask),
         ("config", "no_skew", "kv_reads", "expert_parallel", "link_bandwidth", "link_latency"),
     ),
+    "aiconfigurator": (
+        read_silicon,
+        (
+            "system",
+            "backend",
+            "engine_version",
+            "kv_reads",
+            "utilisation",
+            "max_context",
+            "draft_layers",
+            "draft_gamma",
+        ),
+    ),
 }
+_BY_NAME = ("aiconfigurator",)
+"""Formats whose source is a name, not a path."""
 FORMATS = tuple(_READERS)
 """SGLang's steps per second and additive times (JSON); vLLM's cost tables (JSON, or rows with a part); columns of
-tokens and time; LLMServingSim's bundle of per-layer kernel times (a folder)."""
+tokens and time; LLMServingSim's bundle of per-layer kernel times (a folder); AIConfigurator's data of a model."""
 
 
 def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None = None) -> tuple[Profile, list[str]]:
@@ -46,18 +62,19 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
     - of tables: ``capture_limit`` (tokens of the largest CUDA graph), ``monotone`` (running maximum, as vLLM),
       ``unit`` (ms, us, s) where no name tells it, ``draft`` (a second file: time by sequences);
     - of bundles: ``config`` (Hugging Face config.json), ``no_skew``, ``kv_reads``, ``expert_parallel`` (ranks that
-      share the experts), ``link_bandwidth`` (bytes/s) and ``link_latency`` (s) of all-reduces.
+      share the experts), ``link_bandwidth`` (bytes/s) and ``link_latency`` (s) of all-reduces;
+    - of AIConfigurator (``path`` names the model): the arguments of ``specsim.importers.silicon.load_silicon``.
 
     Raises SpecsimError, in one line: file, field or row, what was expected; also for an answer that the format
     has no use for.
     """
     path, ask = Path(path), ask or Ask()
     _check(ask)
-    text = "" if path.is_dir() else read_text(path)
+    text = "" if path.is_dir() or format in _BY_NAME else read_text(path)
     name = _format(path, text) if format == "auto" else format
     if name not in _READERS:
         raise SpecsimError(f"--format: expected auto or one of {', '.join(FORMATS)}, got {format!r}")
-    if path.is_dir() != (name == "bundle"):
+    if name not in _BY_NAME and path.is_dir() != (name == "bundle"):
         raise SpecsimError(f"{path}: expected {'a folder' if name == 'bundle' else 'a file'} for the format {name}")
     read, uses = _READERS[name]
     for field in fields(Ask):
@@ -69,7 +86,10 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
 
 def _check(ask: Ask) -> None:
     """Say in the words of the command line what is out of range, before anything is read."""
-    for name in ("gpus", "tp", "kv_tokens", "max_num_tokens", "capture_limit", "expert_parallel"):
+    for name in (
+        "gpus", "tp", "kv_tokens", "max_num_tokens", "capture_limit", "expert_parallel", "max_context", "draft_layers",
+        "draft_gamma",
+    ):  # fmt: skip
         value = getattr(ask, name)
         if value is not None and value < 1:
             raise SpecsimError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from specsim.hardware import Profile
 from specsim.importers.composed import PACKAGE, Deployment, compose
+from specsim.importers.profile_parts import Ask, Found
 from specsim.types import SpecsimError
 
 BACKENDS = ("vllm", "sglang", "trtllm")
@@ -35,7 +36,7 @@ def load_silicon(
     version: str = "current",
     name: str | None = None,
     kv_reads: Literal["once", "per_query"] = "once",
-    max_tokens: int = 8192,
+    max_num_tokens: int = 8192,
     max_context: int | None = None,
     kv_tokens: int | None = None,
     utilisation: float = 0.9,
@@ -47,22 +48,43 @@ def load_silicon(
 
     ``model`` is a name that AIConfigurator knows or a folder with a config.json, ``system`` for example
     h200_sxm, ``version`` that of the engine (current, previous, next, or a number it has). Steps are priced
-    up to ``max_tokens`` tokens and ``max_context`` tokens of KV a sequence (None: what the model allows).
+    up to ``max_num_tokens`` tokens and ``max_context`` tokens of KV a sequence (None: what the model allows).
     ``kv_tokens`` (None: by AIConfigurator's memory model with ``utilisation`` of the GPU's memory) is what the KV
     cache holds. ``draft_layers`` and ``draft_gamma`` add the price of a parallel drafter of so many of the
     model's layers that drafts so many tokens; without them the profile has no draft cost. Raises SpecsimError
     where the package is missing, has no such data, or prices the model in a way that cannot be taken apart.
     """
-    _check(tp, backend, kv_reads, max_tokens, max_context, kv_tokens, utilisation, draft_layers, draft_gamma)
+    _check(tp, backend, kv_reads, max_num_tokens, max_context, kv_tokens, utilisation, draft_layers, draft_gamma)
     with _quiet():
-        handle, deployment = _open(model, system, backend, tp, version, max_tokens, kv_tokens, utilisation)
+        handle, deployment = _open(model, system, backend, tp, version, max_num_tokens, kv_tokens, utilisation)
         try:
             return compose(
-                handle, deployment, name=name, kv_reads=kv_reads, max_tokens=max_tokens, max_context=max_context,
-                draft_layers=draft_layers, draft_gamma=draft_gamma, command=command,
+                handle, deployment, name=name, kv_reads=kv_reads, max_num_tokens=max_num_tokens,
+                max_context=max_context, draft_layers=draft_layers, draft_gamma=draft_gamma, command=command,
             )  # fmt: skip
         except (RuntimeError, SpecsimError) as error:  # its PerfDataNotAvailableError is a RuntimeError
             raise SpecsimError(f"{_what(model, system, backend, tp)}: {error}") from error
+
+
+def read_silicon(path: Path, text: str, ask: Ask) -> Found:
+    """The answers of a user, of the model that ``path`` names, as load_silicon composes it (``text`` is empty).
+
+    Raises SpecsimError where no system is told, and as load_silicon does.
+    """
+    if ask.system is None:
+        raise SpecsimError(f"{path}: expected --system, the GPUs as AIConfigurator names them, such as h200_sxm")
+    names = ("kv_reads", "kv_tokens", "utilisation", "max_num_tokens", "max_context", "draft_layers", "draft_gamma")
+    answers = {name: value for name in names if (value := getattr(ask, name)) is not None}
+    profile = load_silicon(
+        str(path), ask.system, ask.backend or "vllm", ask.tp or 1, version=ask.engine_version or "current", **answers
+    )
+    said = profile.provenance
+    return Found(
+        verify=profile.verify, source=said.source, draft=profile.draft, name=profile.name, model=profile.model,
+        device=profile.device, engine=profile.engine, tp=profile.tp, kv_tokens=profile.kv_tokens,
+        kv_bytes_per_token=profile.kv_bytes_per_token, max_num_tokens=profile.max_num_tokens,
+        versions=said.versions, notes=(said.notes or "",),
+    )  # fmt: skip
 
 
 def _what(model: str, system: str, backend: str, tp: int) -> str:
@@ -70,18 +92,18 @@ def _what(model: str, system: str, backend: str, tp: int) -> str:
 
 
 def _check(
-    tp: int, backend: str, kv_reads: str, max_tokens: int, max_context: int | None, kv_tokens: int | None,
+    tp: int, backend: str, kv_reads: str, max_num_tokens: int, max_context: int | None, kv_tokens: int | None,
     utilisation: float, draft_layers: int | None, draft_gamma: int | None,
 ) -> None:  # fmt: skip
     if backend not in BACKENDS:
         raise SpecsimError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if kv_reads not in ("once", "per_query"):
         raise SpecsimError(f"kv_reads: expected once or per_query, got {kv_reads!r}")
-    whole = {"tp": tp, "max_tokens": max_tokens, "max_context": max_context, "kv_tokens": kv_tokens}
+    whole = {"tp": tp, "max_num_tokens": max_num_tokens, "max_context": max_context, "kv_tokens": kv_tokens}
     for name, value in (whole | {"draft_layers": draft_layers, "draft_gamma": draft_gamma}).items():
         if value is not None and value < 1:
             raise SpecsimError(f"{name}: expected at least 1, got {value}")
-    for name, least in (("max_tokens", 64), ("max_context", 64)):
+    for name, least in (("max_num_tokens", 64), ("max_context", 64)):
         if (whole[name] or least) < least:
             raise SpecsimError(f"{name}: expected at least {least}, got {whole[name]}")
     if not 0 < utilisation <= 1:
@@ -91,7 +113,7 @@ def _check(
 
 
 def _open(
-    model: str, system: str, backend: str, tp: int, version: str, max_tokens: int, kv_tokens: int | None,
+    model: str, system: str, backend: str, tp: int, version: str, max_num_tokens: int, kv_tokens: int | None,
     utilisation: float,
 ) -> tuple[Any, Deployment]:  # fmt: skip
     """Compile the engine and look up what is no time; SpecsimError says what AIConfigurator lacks."""
@@ -123,7 +145,7 @@ def _open(
         experts = {"moe_tp_size": tp} if config["num_experts"] else {}
         handle = EngineHandle.compile(model, system, backend, backend_version=database, tp_size=tp, **experts)
         room: dict[str, Any] = memory.estimate_kv_cache(
-            model, system, backend, database, max_num_tokens=max_tokens, max_batch_size=1, tp_size=tp, **experts,
+            model, system, backend, database, max_num_tokens=max_num_tokens, max_batch_size=1, tp_size=tp, **experts,
             memory_fraction_kind="of_free" if backend == "trtllm" else "of_total",
             memory_fraction_value=utilisation,
             # With KV tokens given only the bytes of one are wanted, whether or not the GPU has room for it.
