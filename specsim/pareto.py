@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from specsim.hardware import analytic_caveat
 from specsim.types import SpecsimError
 
 KEYS = ("policy", "workload", "load", "seed", "domain")
@@ -50,6 +51,11 @@ class Front:
         """The policies' labels, in the order of the sweep."""
         return list(self.points["policy"].unique())
 
+    @property
+    def caveats(self) -> list[str]:
+        """What must stand beside these curves: a line for each analytic profile that runs rest on."""
+        return caveats(self.runs)
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -70,6 +76,13 @@ class Reading:
             rounded = f"{self.ci:,.0f}" if abs(self.value) >= 100 else f"{self.ci:.2g}"
             return _number(self.value) + (f" ± {rounded}" if np.isfinite(self.ci) else "")
         return f"≥ {_number(self.at_least)}" if np.isfinite(self.at_least) else "–"
+
+
+def caveats(df: pd.DataFrame) -> list[str]:
+    """A line for each analytic profile that the rows of a sweep rest on."""
+    if "profile_kind" not in df.columns:
+        return []
+    return [analytic_caveat(str(name)) for name in df.loc[df["profile_kind"] == "analytic", "profile"].unique()]
 
 
 def pareto(df: pd.DataFrame, domain: str = "all", x: str = "interactivity_p50", y: str = "throughput") -> Front:

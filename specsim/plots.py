@@ -64,7 +64,8 @@ def plot_pareto(front: Front, floors: Iterable[float] = (), title: str | None = 
 
     A translucent band spans the 95 % intervals of both; the outermost points carry their load;
     ``floors`` (in units of x) are dashed vertical lines. Rings, with the load, mark where the policy
-    with the most y at equal load changes; with several seeds only where each of them shows it.
+    with the most y at equal load changes; with several seeds only where each of them shows it. A caption
+    names analytic profiles.
     """
     floors = list(floors)
     figure, axes = _axes(front, title, title_pad=16 if floors else 8)
@@ -129,6 +130,12 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
         return write_atomic(path, lambda p: figure.savefig(p, format=kind[1:], dpi=PNG_DPI, metadata=metadata))
 
 
+def caption(figure: Figure, lines: Sequence[str]) -> None:
+    """Write ``lines`` below everything else in ``figure``: what must stand beside it wherever it goes."""
+    if lines:
+        figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color=GREY)
+
+
 def _axes(front: Front, title: str | None, title_pad: float = 8) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(8.0, 5.2), layout="constrained")
     axes = figure.add_subplot()
@@ -144,6 +151,7 @@ def _axes(front: Front, title: str | None, title_pad: float = 8) -> tuple[Figure
         title = f"domain: {front.domain}"
     if title:
         axes.set_title(title, loc="left", fontsize=11, pad=title_pad)
+    caption(figure, front.caveats)
     return figure, axes
 
 

@@ -29,7 +29,8 @@ def sweep(
     ``policy`` holds schedulers or Policy pairs, ``workload`` workloads; None keeps the base's own.
     Runs of one seed share their arrivals, lengths and blocks (common random numbers). The table is
     the same whatever ``jobs`` (processes; -1: one a core). ``progress(done, total)`` is called as
-    runs end. Columns: policy, workload, load, seed, and those of :func:`summarize`.
+    runs end. Columns: policy, workload, load, seed, profile and profile_kind (so that results of analytic profiles
+    say so wherever they go), and those of :func:`summarize`.
     """
     policies = list(policy) if policy is not None else [base.scheduler]
     workloads = list(workload) if workload is not None else [base.workload]
@@ -68,10 +69,11 @@ def sweep(
 
 
 def _run(scenario: Scenario, label: str, seed: int, slo: SLO | None) -> pd.DataFrame:
-    table, workload = summarize(simulate(scenario, seed), slo), scenario.workload
+    table, workload, profile = summarize(simulate(scenario, seed), slo), scenario.workload, scenario.profile
     head = pd.DataFrame(
-        {"policy": label, "workload": workload.label, "load": workload.load, "seed": seed}, index=table.index
-    )
+        {"policy": label, "workload": workload.label, "load": workload.load, "seed": seed, "profile": profile.name,
+         "profile_kind": profile.kind}, index=table.index,
+    )  # fmt: skip
     users = workload.load if workload.closed else float("nan")
     head["tps_per_request"] = table["throughput"] * table["gpus"] / users
     return pd.concat([head, table], axis=1)

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specsim.cli import drafting, fitting, importing, look, profiling, run, traces
+from specsim.cli import drafting, fitting, importing, look, profile_show, profiling, roofline, run, traces
 from specsim.types import SpecsimError
 
 app = typer.Typer(
@@ -28,10 +28,11 @@ trace.command("inspect")(look.inspect)
 trace.command("compare")(traces.compare)
 trace.command("import")(importing.import_trace)
 app.add_typer(trace, name="trace")
-profile = typer.Typer(no_args_is_help=True, help="Look into hardware profiles.")
-profile.command("show")(look.profile_show)
+profile = typer.Typer(no_args_is_help=True, help="Look into hardware profiles, import, fit or work out one.")
+profile.command("show")(profile_show.profile_show)
 profile.command("import")(profiling.import_profile)
 profile.command("fit")(fitting.profile_fit)
+profile.command("roofline")(roofline.roofline)
 app.add_typer(profile, name="profile")
 
 

@@ -1,4 +1,4 @@
-"""trace inspect and profile show: what is in a file."""
+"""trace inspect: what is in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from specsim.blocktrace import Trace
 from specsim.calibration import calibration_report
 from specsim.cli import show
 from specsim.files import check_apart, check_output, read_start
-from specsim.hardware import load_profile
 from specsim.importers.arrivals import open_workload
 from specsim.request_table import inspect_requests
 from specsim.types import SpecsimError
@@ -35,49 +34,6 @@ def inspect(file: Annotated[Path, typer.Argument(help="Arrivals, a workload, a b
     data = _acceptance(file) if _is_acceptance(file) else _arrivals(file)
     if json is not None:
         show.write_json_file(json, data)
-
-
-def profile_show(
-    file: Annotated[Path, typer.Argument(help="Hardware profile (hw_profiles/*.json).")], json: Json = None
-) -> None:
-    """Print a hardware profile: where it comes from, what steps cost, and SPS(B).
-
-    Example: specsim profile show hw_profiles/dsv4-flash-b300-tp4.json
-    """
-    check_apart({"--json": json}, {"FILE": file})
-    check_output("--json", json)
-    profile = load_profile(file)
-    low, high = profile.verify.range
-    tokens = [int(b) for b in np.unique(np.geomspace(low, high, 13).round())]
-    if profile.verify.capture_limit:
-        tokens = sorted({*tokens, profile.verify.capture_limit, min(profile.verify.capture_limit + 1, high)})
-    seconds = profile.step_seconds(np.array(tokens))
-    facts = {
-        "name": profile.name,
-        "kind": profile.kind,
-        "model": profile.model,
-        "device": f"{profile.gpus} × {profile.device}, TP {profile.tp}",
-        "engine": profile.engine or "–",
-        "KV cache": f"{profile.kv_tokens:,} tokens" if profile.kv_tokens else "not limited",
-        "measured": f"{low}..{high} tokens"
-        + (f", CUDA graphs up to {profile.verify.capture_limit}" if profile.verify.capture_limit else ""),
-        "drafting": f"{profile.draft.type}, {profile.draft.num_seqs[0]}..{profile.draft.num_seqs[-1]} sequences"
-        if profile.draft
-        else "no cost given",
-        "source": profile.provenance.source,
-        "command": profile.provenance.command or "–",
-        "notes": profile.provenance.notes or "–",
-    }
-    console = show.console()
-    for name, fact in facts.items():
-        console.print(f"{name:>9}  {fact}")
-    rows: list[list[Any]] = [
-        [b, show.milliseconds(s), 1 / s, b / s] for b, s in zip(tokens, seconds.tolist(), strict=True)
-    ]
-    console.print(show.table("\nStep time by tokens in the forward", ["tokens B", "ms", "SPS(B)", "tok/s"], rows))
-    if json is not None:
-        curve = [{"tokens": b, "seconds": s} for b, s in zip(tokens, seconds.tolist(), strict=True)]
-        show.write_json_file(json, {**facts, "steps": curve})
 
 
 def _is_acceptance(file: Path) -> bool:

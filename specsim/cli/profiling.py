@@ -11,7 +11,7 @@ import typer
 
 from specsim.cli import show
 from specsim.files import check_apart, check_output
-from specsim.hardware import Layered, Profile, Shape, save_profile, step_cost
+from specsim.hardware import Layered, Profile, Roofline, Shape, save_profile, step_cost
 from specsim.importers.profile_parts import Ask
 from specsim.importers.profiles import FORMATS, load_profile_source
 from specsim.types import SpecsimError
@@ -152,7 +152,7 @@ def _tokens(shape: Shape, draft_tokens: int) -> int:
 def _examples(profile: Profile) -> list[tuple[Shape, int, str]]:
     """Steps to show, with their draft tokens: round token counts, and for kernels what a forward may hold."""
     verify = profile.verify
-    if not isinstance(verify, Layered):
+    if not isinstance(verify, Layered | Roofline):
         sizes = np.unique(np.geomspace(verify.range[0], verify.tokens[-1], 8).round()).astype(int).tolist()
         return [(Shape(1), size - 1, "one sequence and its drafts") for size in sizes]
     decodes = [(Shape(n, n * 1024.0), 0, f"{n} × 1,024 KV tokens") for n in (1, 8, 64, 256)]

@@ -16,7 +16,7 @@ from specsim.cli.options import RUN, Options, option, with_options
 from specsim.engine import simulate as simulate_once
 from specsim.files import check_apart, check_folder, check_output, write_atomic
 from specsim.metrics import summarize
-from specsim.pareto import Front, crossovers, sla_table
+from specsim.pareto import Front, caveats, crossovers, sla_table
 from specsim.pareto import pareto as make_front
 from specsim.sweep import sweep as run_sweep
 from specsim.types import SLO, SpecsimError
@@ -76,13 +76,16 @@ def simulate(
     title = f"{result.label}, {base.workload.label}, seed {seed}"
     caption = f"{result.num_steps:,} steps; latencies in ms; throughput per GPU"
     show.console().print(show.table(title, ["", *summary["domain"]], rows, caption))
+    notes = [base.profile.caveat] if base.profile.caveat else []
+    _print_caveats(notes)
     _warn_extrapolated(result.extrapolated_steps)
     if out is not None:
         write_atomic(out / "requests.parquet", result.requests.to_parquet)
         if result.steps is not None:
             write_atomic(out / "steps.parquet", result.steps.to_parquet)
     if json is not None:
-        show.write_json_file(json, {"policy": result.label, "seed": seed, "metrics": summary.to_dict("records")})
+        data = {"policy": result.label, "seed": seed, "caveats": notes, "metrics": summary.to_dict("records")}
+        show.write_json_file(json, data)
 
 
 @with_options
@@ -106,11 +109,12 @@ def sweep(
     mean = overall.groupby(["policy", "load"], sort=False)[list(SHOWN)].mean().reset_index()
     rows = [[r["policy"], *(r[c] for c in ("load", *SHOWN))] for _, r in mean.iterrows()]
     show.console().print(show.table("Means over seeds", ["policy", "load", *SHOWN.values()], rows))
+    _print_caveats(caveats(frame))
     _warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
         _write_results(frame, out)
     if json is not None:
-        show.write_json_file(json, {"command": _command(), "rows": frame.to_dict("records")})
+        show.write_json_file(json, {"command": _command(), "caveats": caveats(frame), "rows": frame.to_dict("records")})
 
 
 @with_options
@@ -163,6 +167,7 @@ def pareto(
             f"At load {show.number(row['load'])}, {row['after']} overtakes {row['before']} in throughput "
             f"({show.number(row['throughput'])} tok/s/GPU at {show.number(row['interactivity'])} tok/s/user)."
         )
+    _print_caveats(front.caveats)
     _warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
         _write_results(frame, out)
@@ -177,7 +182,8 @@ def pareto(
         show.console().print("Wrote " + ", ".join(str(p) for p in written) + f" and the tables in {out}/")
     if json is not None:
         sla_rows = pd.concat(tables).to_dict("records")
-        data = {"command": _command(), "sla": sla_rows, "crossovers": crossed.to_dict("records")}
+        data = {"command": _command(), "caveats": front.caveats, "sla": sla_rows}
+        data["crossovers"] = crossed.to_dict("records")
         show.write_json_file(json, {**data, "points": front.points.to_dict("records")})
 
 
@@ -230,6 +236,11 @@ def _read_results(path: Path) -> pd.DataFrame:
 def _write_results(frame: pd.DataFrame, out: Path) -> None:
     write_atomic(out / "results.parquet", lambda p: frame.to_parquet(p, index=False))
     write_atomic(out / "results.csv", lambda p: frame.to_csv(p, index=False))
+
+
+def _print_caveats(lines: list[str]) -> None:
+    for line in lines:
+        show.console().print(f"note: {line}")
 
 
 def _warn_extrapolated(steps: int) -> None:

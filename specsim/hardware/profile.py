@@ -17,13 +17,14 @@ from pydantic import Field
 
 from specsim.files import read_json, write_json
 from specsim.hardware.layered import Layered
+from specsim.hardware.roofline import Roofline
 from specsim.hardware.shape import Axis, Part, Prices, Shape, Surface
 from specsim.hardware.tables import Additive, Count, DraftCost, Table1D, Table2D
 from specsim.types import SpecsimError
 
 SCHEMA = "specsim.profile/1"
 
-Verify = Table1D | Table2D | Additive | Layered
+Verify = Table1D | Table2D | Additive | Layered | Roofline
 
 
 class Provenance(Part):
@@ -59,6 +60,11 @@ class Profile(Part):
     host_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     sync_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     provenance: Provenance
+
+    @property
+    def caveat(self) -> str | None:
+        """What must stand beside any result of an analytic profile; None for the other kinds."""
+        return analytic_caveat(self.name) if self.kind == "analytic" else None
 
     @property
     def last_tokens(self) -> int:
@@ -186,6 +192,11 @@ def load_profile(path: str | Path) -> Profile:
 def save_profile(profile: Profile, path: str | Path) -> Path:
     """Write a hardware profile as JSON, whole or not at all."""
     return write_json(path, profile)
+
+
+def analytic_caveat(name: str) -> str:
+    """The caption of results that rest on the analytic profile ``name``."""
+    return f"profile {name} is analytic: no measurement behind these step times"
 
 
 def sps(profile: Profile, num_tokens: Any, *, extrapolate: bool = False) -> Prices:

@@ -1,0 +1,132 @@
+"""profile roofline: an analytic profile of a GPU that nobody measured."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from specsim.cli import show
+from specsim.files import check_apart, check_output
+from specsim.hardware import DEVICES, find_device, find_model, roofline_profile, save_profile
+from specsim.hardware.devices import BANDWIDTH_EFFICIENCY, FLOPS_EFFICIENCY, KERNEL_SECONDS, RESERVE_BYTES
+from specsim.hardware.model_shape import BYTES, PRESETS, Dtype
+from specsim.types import SpecsimError
+
+TOKENS = (1, 8, 32, 128, 512, 2048)
+
+
+def roofline(
+    model: Annotated[str, typer.Option("--model", help=f"config.json, or {', '.join(PRESETS)}.")],
+    device: Annotated[str, typer.Option("--device", help=f"{', '.join(DEVICES)}, or a JSON file of a GPU's ratings.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the profile goes (JSON).")],
+    tp: Annotated[int, typer.Option("--tp", help="GPUs that split each layer.", min=1)] = 1,
+    dtype: Annotated[str, typer.Option("--dtype", help="Format of the weights: bf16 or fp8.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="Format of the KV cache: bf16 or fp8.")] = "bf16",
+    efficiency: Annotated[
+        str, typer.Option("--efficiency", help="Shares of rated FLOP/s and of bandwidth that kernels reach.")
+    ] = f"{FLOPS_EFFICIENCY:g},{BANDWIDTH_EFFICIENCY:g}",
+    kernel_us: Annotated[
+        float, typer.Option("--kernel-us", help="µs a kernel costs besides (with CUDA graphs; more without).", min=0)
+    ] = KERNEL_SECONDS * 1e6,
+    host_ms: Annotated[float, typer.Option("--host-ms", help="The engine's own ms between forwards.", min=0)] = 0.0,
+    utilisation: Annotated[
+        float, typer.Option("--utilisation", help="Share of the memory that the engine may use.", min=0.01, max=1)
+    ] = 0.9,
+    reserve_gib: Annotated[
+        float, typer.Option("--reserve-gib", help="GiB a GPU that are neither weights nor KV.", min=0)
+    ] = RESERVE_BYTES / 2**30,
+    draft_layers: Annotated[
+        int, typer.Option("--draft-layers", help="Price a drafter of so many of the model's layers (0: none).", min=0)
+    ] = 0,
+    gamma: Annotated[int, typer.Option("--gamma", help="Block length of a parallel drafter.", min=1)] = 7,
+    draft_type: Annotated[
+        str, typer.Option("--draft-type", help="parallel (a block in one forward) or autoregressive (γ forwards).")
+    ] = "parallel",
+    context: Annotated[int, typer.Option("--context", help="KV tokens a sequence while drafting.", min=0)] = 1024,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: from the rest).")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")] = None,
+) -> None:
+    """Work out a hardware profile from a model's shape and a GPU's ratings, for GPUs nobody measured.
+
+    Each kernel takes the longer of its FLOPs and its bytes at what kernels reach of the ratings, and a constant
+    besides; experts are read as often as the batch activates them. The profile is of kind analytic, its notes
+    state every assumption, and what is simulated on it says so.
+
+    Example: specsim profile roofline --model qwen3-8b --device h200 --draft-layers 5 --gamma 7
+    --out out/h200-qwen3-8b.json
+
+    A GPU of your own is a JSON file: name, bf16_flops, fp8_flops (optional), bandwidth, memory_bytes,
+    link_bandwidth, link_seconds (optional), source; in FLOP/s, bytes and seconds.
+    """
+    from specsim import __version__
+
+    inputs = {"--model": _path(model), "--device": _path(device)}
+    check_apart({"--out": out, "--json": json}, inputs)
+    check_output("--out", out)
+    check_output("--json", json)
+    shares = _shares(efficiency)
+    profile = roofline_profile(
+        find_model(model),
+        find_device(device),
+        tp=tp,
+        weights=_dtype("--dtype", dtype),
+        kv=_dtype("--kv-dtype", kv_dtype),
+        utilisation=utilisation,
+        reserve_bytes=reserve_gib * 2**30,
+        draft_layers=draft_layers,
+        gamma=gamma,
+        draft_type=cast(Literal["parallel", "autoregressive"], _draft_type(draft_type)),
+        context=context,
+        host_seconds=host_ms * 1e-3,
+        name=name,
+        command=shlex.join(["specsim", *sys.argv[1:]]),
+        version=__version__,
+        flops_efficiency=shares[0],
+        bandwidth_efficiency=shares[1],
+        kernel_seconds=kernel_us * 1e-6,
+    )
+    save_profile(profile, out)
+    kv = [float(profile.step_seconds(b, kv_tokens=b * context)) for b in TOKENS]
+    steps = [{"tokens": b, "seconds": s, "sps": 1 / s, "tokens_per_s": b / s} for b, s in zip(TOKENS, kv, strict=True)]
+    rows: list[list[Any]] = [[s["tokens"], show.milliseconds(s["seconds"]), s["sps"], s["tokens_per_s"]] for s in steps]
+    title = f"{profile.name}: decoding at {context:,} KV tokens a sequence"
+    console = show.console()
+    console.print(show.table(title, ["tokens B", "ms", "SPS(B)", "tok/s"], rows, profile.caveat))
+    console.print(f"KV cache: {profile.kv_tokens:,} tokens")
+    console.print(f"Notes: {profile.provenance.notes}\nWrote {out}", soft_wrap=True)
+    if json is not None:
+        facts = {"name": profile.name, "kind": profile.kind, "kv_tokens": profile.kv_tokens}
+        show.write_json_file(json, {**facts, "context": context, "steps": steps, "notes": profile.provenance.notes})
+
+
+def _path(text: str) -> Path | None:
+    """The file that an option of a preset or a file names."""
+    path = Path(text)
+    return path if path.is_file() else path / "config.json" if path.is_dir() else None
+
+
+def _dtype(option: str, text: str) -> Dtype:
+    if text not in BYTES:
+        raise SpecsimError(f"{option}: expected {' or '.join(BYTES)}, got {text!r}")
+    return text
+
+
+def _draft_type(text: str) -> str:
+    if text not in ("parallel", "autoregressive"):
+        raise SpecsimError(f"--draft-type: expected parallel or autoregressive, got {text!r}")
+    return text
+
+
+def _shares(text: str) -> list[float]:
+    """The two shares of ``--efficiency``; one number stands for both."""
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) not in (1, 2) or not all(0 < share <= 1 for share in shares):
+        raise SpecsimError(f"--efficiency: expected one or two shares above 0, up to 1, such as 0.8,0.8, got {text!r}")
+    return shares if len(shares) == 2 else shares * 2
