@@ -5,7 +5,19 @@ from typing import Any
 from specsim.acceptance import Drafter, Synthetic, load_drafter, load_trace, synthetic
 from specsim.blocktrace import Trace, TraceMeta, make_trace, read_trace, write_trace
 from specsim.engine import Policy, Scenario, simulate
-from specsim.hardware import DraftCost, Profile, Table1D, Table2D, load_profile, save_profile, sps
+from specsim.hardware import (
+    Additive,
+    DraftCost,
+    Layered,
+    Profile,
+    Shape,
+    Table1D,
+    Table2D,
+    load_profile,
+    save_profile,
+    sps,
+    step_cost,
+)
 from specsim.importers.arrivals import load_arrivals
 from specsim.metrics import request_metrics, summarize
 from specsim.pareto import Front, crossovers, hypervolume, interactivity_at, pareto, sla_table, throughput_at

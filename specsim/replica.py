@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specsim.acceptance import Tape
 from specsim.batch import ONES, Batch
-from specsim.hardware import StepCost
+from specsim.hardware import Shape, StepCost
 from specsim.ledger import Ledger
 from specsim.schedulers import scheduler_name
 from specsim.types import SpecsimError
@@ -192,38 +192,46 @@ class Replica:
 
     def begin_step(self) -> float:
         """Ask the scheduler for draft lengths and return how long the step lasts, in seconds."""
-        n, history, prefill_tokens, finishing, draft_tokens, fixed = self.scheduled, 0, 0, 0, 0, 0.0
+        n, prefill_tokens, finishing, draft_tokens, fixed = self.scheduled, 0, 0, 0, 0.0
+        shape = self._shape(n)
         for p in self.prefills:
-            history += p.done
             prefill_tokens += p.chunk
             finishing += p.done + p.chunk == p.tokens
-        kv_tokens = self.batch.kv_total + history
-        column = self.cost.column(kv_tokens)
+        curve = self.cost.curve(shape, n * self.gamma)
         if n and self.tape is not None:
             fixed = self.cost.draft.item(n) + self.sync_seconds
-            self.draft_lens = self._schedule(self.tape, n, column, fixed, prefill_tokens, finishing)
+            self.draft_lens = self._schedule(self.tape, n, curve, fixed, prefill_tokens, finishing)
             draft_tokens = int(self.draft_lens.dot(ONES[:n]))
-        num_tokens = n + prefill_tokens + draft_tokens
-        seconds = column.item(num_tokens) + fixed
+        seconds = curve.item(draft_tokens) + fixed
         if seconds == np.inf:
-            raise self.cost.outside(num_tokens, n, kv_tokens)
-        if self.cost.extrapolate and self.cost.is_outside(num_tokens, n, kv_tokens):
+            raise self.cost.outside(shape, draft_tokens)
+        if self.cost.extrapolate and self.cost.is_outside(shape, draft_tokens):
             self.extrapolated_steps += 1
         self.num_steps += 1
         if self.steps is not None:
+            num_tokens, kv_tokens = n + prefill_tokens + draft_tokens, shape.kv_tokens + sum(shape.histories)
             row = (self.index, self.env.now, seconds, n, num_tokens, prefill_tokens, draft_tokens)
             self.steps.append((*row, kv_tokens, len(self.waiting)))
         return seconds
 
+    def _shape(self, n: int) -> Shape:
+        """What this step's forward holds, drafts left out."""
+        shape = Shape(n, self.batch.kv_total)
+        if self.prefills:
+            chunks = [p.chunk for p in self.prefills if p.chunk]
+            shape = Shape(n, self.batch.kv_total, chunks, [p.done for p in self.prefills if p.chunk])
+        if self.cost.surface.needs_lengths and n:
+            lengths = self.batch.kv_tokens()
+            shape = shape._replace(shortest=int(lengths.min()), longest=int(lengths.max()))
+        return shape
+
     def _schedule(
-        self, tape: Tape, n: int, column: NDArray[np.float64], fixed: float, prefill_tokens: int, finishing: int
+        self, tape: Tape, n: int, curve: NDArray[np.float64], fixed: float, prefill_tokens: int, finishing: int
     ) -> NDArray[np.int64]:
         batch = self.batch
         self.rows = rows = batch.rows(n)
         ids = batch.ids if n == batch.n else batch.ids[:n]
-        self.view = view = self.view_type(
-            tape, rows, ids, column, n + prefill_tokens, fixed, prefill_tokens, finishing, self.previous
-        )
+        self.view = view = self.view_type(tape, rows, ids, curve, fixed, prefill_tokens, finishing, self.previous)
         if isinstance(view, TapeOracleView):
             view.accepted = tape.accepted.take(rows)
         lens: NDArray[np.int64] = self.schedule(view) if self.trusted else self._ask(view, n)

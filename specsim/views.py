@@ -110,19 +110,17 @@ class OracleView(StepView):
 class TapeView(StepView):
     """The view that a replica makes: it gathers from the tape what the scheduler looks at, and no more.
 
-    ``column`` holds step seconds by tokens (infinite past the end), ``base`` the tokens of this step
-    without drafts, ``fixed`` the seconds besides.
+    ``curve`` [R·γ + 1] holds step seconds by draft tokens, ``fixed`` the seconds besides.
     """
 
-    __slots__ = ("_base", "_column", "_confidences", "_fixed", "_rows", "_survivals")
+    __slots__ = ("_confidences", "_curve", "_fixed", "_rows", "_survivals")
 
     def __init__(
         self,
         tape: Tape,
         rows: Lens,
         request_ids: Array,
-        column: Array,
-        base: int,
+        curve: Array,
         fixed: float,
         prefill_tokens: int,
         finishing_prefills: int,
@@ -130,7 +128,7 @@ class TapeView(StepView):
     ) -> None:
         # Not the tape itself: no way leads from a view to what will be accepted.
         self._survivals, self._confidences, self._rows = tape.survival, tape.confidence, rows
-        self._column, self._base, self._fixed = column, base, fixed
+        self._curve, self._fixed = curve, fixed
         self.request_ids, self.gamma, self.previous = request_ids, tape.gamma, previous
         self.prefill_tokens, self.finishing_prefills = prefill_tokens, finishing_prefills
         self._survival = self._confidence = None
@@ -151,11 +149,14 @@ class TapeView(StepView):
 
     def step_seconds(self, draft_tokens: Any) -> Any:
         """Seconds of the step if ``draft_tokens`` (int or int array) are verified in all."""
-        return self._column.take(self._base + draft_tokens, mode="clip") + self._fixed
+        most = len(self._curve) - 1
+        return (
+            np.where(np.asarray(draft_tokens) > most, np.inf, self._curve.take(draft_tokens, mode="clip")) + self._fixed
+        )
 
     def step_curve(self, most: int) -> Array:
         """step_seconds of 0, 1, ... ``most`` <= R·γ draft tokens, float [most + 1]."""
-        return self._column[self._base : self._base + most + 1] + self._fixed
+        return self._curve[: most + 1] + self._fixed
 
     def _gather(self, values: Array | None) -> Array:
         if values is None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
 from specsim.engine import Scenario, simulate
-from specsim.hardware import load_profile, save_profile, sps, step_cost
+from specsim.hardware import Shape, load_profile, save_profile, sps, step_cost
 from specsim.schedulers import StaticGamma
 from specsim.types import SpecsimError
 
@@ -246,7 +246,7 @@ def test_vectorised_equals_scalar(data):
     # A size that was measured costs what was measured.
     assert p.step_seconds(tokens).tolist() == seconds
     # What the engine looks up is the same price, and infinite outside.
-    column = step_cost(p, 50, 4, 0).column(0)
+    column = step_cost(p, 50, 4, 0).curve(Shape(), 50)
     assert column[first : tokens[-1] + 1].tolist() == together.tolist()
     assert np.isinf(column[tokens[-1] + 1 :]).all()
     assert np.isinf(column[:first]).all()
