@@ -101,7 +101,7 @@ class PaddedCache:
         )
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: PaddedPlan) -> Tensor:
-        """Write ``k``, ``v`` [N, kv_heads, d] to the cache and attend from ``q`` [N, heads, d]; returns [N, heads * d]."""
+        """Write ``k``, ``v`` [N, kv_heads, d] to the cache, attend from ``q`` [N, heads, d]; returns [N, heads * d]."""
         rows, steps, size = plan.shape
         tokens, heads, width = q.shape
         groups, per = self.kv_heads, heads // self.kv_heads
@@ -178,7 +178,7 @@ class PagedCache:
         )
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: PagedPlan) -> Tensor:
-        """Write ``k``, ``v`` [N, kv_heads, d] to the cache and attend from ``q`` [N, heads, d]; returns [N, heads * d]."""
+        """Write ``k``, ``v`` [N, kv_heads, d] to the cache, attend from ``q`` [N, heads, d]; returns [N, heads * d]."""
         for pool, new in ((self.keys, k), (self.values, v)):
             pool.view(-1, *pool.shape[2:]).index_copy_(0, plan.slots[layer], new)
         out = self.flash(
@@ -210,7 +210,8 @@ def make_cache(shape: ModelShape, tokens: int, like: Tensor, generator: Any, met
     for page in PAGES:
         if (flash := _flash()) is not None and (method == "paged" or _agrees(flash, page, shape, like)):
             pages = (-(-tokens // page) + 1, page, *size[1:])
-            return PagedCache(*(fill(like.new_empty(pages), 1.0, generator) for _ in range(2)), flash)
+            keys, values = (fill(like.new_empty(pages), 1.0, generator) for _ in range(2))
+            return PagedCache(keys, values, flash)
     return make_cache(shape, tokens, like, generator, "padded")
 
 

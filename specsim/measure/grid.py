@@ -78,9 +78,9 @@ class Grid:
     def points(self) -> list[Point]:
         """All points: the shapes of each size, drafting and the hand-over of confidences.
 
-        A size is verified with blocks of γ + 1 tokens and with single tokens, at every context, and with
-        ragged blocks at the reference context; from the verify limit on, and at the two sizes below it, there
-        is also one prefill chunk. Above the limit verification is only checked, with full blocks.
+        A size is verified with blocks of γ + 1 tokens and with single tokens, at every context, and with ragged
+        blocks of a length between at the reference context. Above the verify limit, and at the two sizes below it,
+        there is also one prefill chunk; above it verification is only checked, with full blocks.
         """
         found: list[Point] = []
         below = [t for t in self.tokens if t <= self.verify_limit][-2:]
@@ -89,7 +89,10 @@ class Grid:
             most = min(tokens, self.max_seqs)
             if fewest <= most:
                 shapes = {fewest, most} if tokens <= self.verify_limit else {fewest}
-                found += [Point("verify", tokens, r, c) for r in sorted(shapes) for c in self.contexts]
+                for r in sorted(shapes):
+                    # Short of single tokens there are only so many sequences as fit: once is enough.
+                    once = r == most < tokens and r != fewest
+                    found += [Point("verify", tokens, r, c) for c in self.contexts[: 1 if once else None]]
                 middle = round((fewest * most) ** 0.5)
                 if middle not in shapes and len(shapes) > 1:
                     found.append(Point("verify", tokens, middle, self.contexts[0]))

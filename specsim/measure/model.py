@@ -84,7 +84,8 @@ def make_fused(compiled: bool) -> Fused:
     """The element-wise parts, through torch.compile or plainly."""
     if not compiled:
         return Fused(rotate, add_norm, gated, False)
-    return Fused(*(torch.compile(part, dynamic=True) for part in (rotate, add_norm, gated)), True)
+    first, second, third = (torch.compile(part, dynamic=True) for part in (rotate, add_norm, gated))
+    return Fused(first, second, third, True)
 
 
 def make_layer(shape: ModelShape, like: Tensor, generator: Any) -> Layer:

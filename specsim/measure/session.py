@@ -129,9 +129,7 @@ class _Bench:
         decoder = Decoder(shape, cache, _fused(s.compile, like, shape))
         most = max(longest(point, grid.gamma) for point in points)
         target = make_weights(shape, like, most, generator)
-        drafter = (
-            make_draft_weights(decoder, s.drafter, s.draft_layers, s.rank, like, generator) if drafts else None
-        )
+        drafter = make_draft_weights(decoder, s.drafter, s.draft_layers, s.rank, like, generator) if drafts else None
         random = torch.empty(states, device=device, dtype=dtype).normal_(generator=generator)
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" and grid.capture else None
         return cls(grid, s, decoder, target, drafter, random, pool)
@@ -139,10 +137,10 @@ class _Bench:
     def runner(self, point: Point) -> Runner:
         """The point with its input sets on the device, its graph captured if it has one."""
         if point.kind == "draft":
-            batches = [self._draft_batch(point, rng) for rng in self._streams(point)]
+            blocks = [self._draft_batch(point, rng) for rng in self._streams(point)]
             draft = draft_block if self.settings.drafter == "parallel" else draft_chain
             return self._ready(
-                point, batches, lambda b: draft(self.decoder, self.target, self.drafter, b, self.grid.gamma),
+                point, blocks, lambda b: draft(self.decoder, self.target, self.drafter, b, self.grid.gamma),
                 self.graph_pool is not None,
             )  # fmt: skip
         if point.kind == "sync":
@@ -165,9 +163,7 @@ class _Bench:
         contexts = [0] if chunk else context_lengths(point.num_seqs, point.context, rng)
         most = point.tokens if chunk else min(1 + self.grid.gamma, point.tokens - point.num_seqs + 1)
         positions = np.zeros(padded, dtype=np.int64)
-        positions[: point.tokens] = np.concatenate(
-            [c + np.arange(q) for c, q in zip(contexts, queries, strict=True)]
-        )
+        positions[: point.tokens] = np.concatenate([c + np.arange(q) for c, q in zip(contexts, queries, strict=True)])
         # A prefill needs the logits of its last token alone.
         rows = np.array([point.tokens - 1]) if chunk else np.arange(point.tokens)
         lengths = Lengths(queries, contexts, longest(point, self.grid.gamma), most)
@@ -197,9 +193,7 @@ class _Bench:
     def _put(self, values: Any) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.target.embed.device)
 
-    def _ready(
-        self, point: Point, batches: Sequence[Some], step: Callable[[Some], object], captured: bool
-    ) -> Runner:
+    def _ready(self, point: Point, batches: Sequence[Some], step: Callable[[Some], object], captured: bool) -> Runner:
         if not captured:
             chosen = [batches[0]]
 
@@ -239,7 +233,7 @@ def _cache_size(
     shape: ModelShape, points: list[Point], gamma: int, like: Tensor, weights: int, device: torch.device
 ) -> int:
     """Tokens of one layer that the cache holds: what the largest batch takes in all layers, as far as there is room."""
-    each = 2 * shape.kv_heads * shape.head_dim * like.element_size()
+    each: int = 2 * shape.kv_heads * shape.head_dim * like.element_size()
     asked = [p for p in points if p.kind != "sync"]
     want = max(cache_tokens(shape.layers, p.num_seqs, longest(p, gamma)) for p in asked)
     largest = max(asked, key=lambda p: cache_tokens(1, p.num_seqs, longest(p, gamma)))
@@ -293,5 +287,3 @@ def _no_memory_is_said(shape: ModelShape, device: torch.device) -> Iterator[None
             f"model {shape.name}: out of memory on {device.type}: expected a smaller model, fewer --tokens, "
             "a lower --max-seqs or shorter --contexts"
         ) from error
-
-
