@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from specsim.hardware import Additive, Profile
@@ -32,11 +33,10 @@ def plot_measured(run: Run, profile: Profile) -> Figure:
     _rate(rate, drawn, full, single, grid.gamma)
     _time(time, run, profile, drawn, full)
     _marginal(marginal, drawn)
-    _free(free, drawn, context)
+    _free(free, drawn)
     for axes in (rate, time, marginal, free):
         _dress(axes, drawn, grid.capture[-1] if run.graphs else None)
-    axes_note = f"{profile.model} on {run.device}"
-    figure.suptitle(axes_note, x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{profile.model}, on {run.device}; context {context}", x=0.01, ha="left", fontsize=11)
     return figure
 
 
@@ -96,7 +96,7 @@ def _marginal(axes: Axes, drawn: Curves) -> None:
     axes.set_ylabel("ms/token")
 
 
-def _free(axes: Axes, drawn: Curves, context: int) -> None:
+def _free(axes: Axes, drawn: Curves) -> None:
     share = drawn.alone_seconds / drawn.alone_seconds[0]
     axes.plot(drawn.tokens, share, color=BLACK, linewidth=1.4)
     axes.axhline(1 + FREE, color=ORANGE, linewidth=1.2, linestyle=(0, (5, 2)))
@@ -108,30 +108,23 @@ def _free(axes: Axes, drawn: Curves, context: int) -> None:
         axes.axvline(until, color=GREY, linewidth=0.9, linestyle=(0, (1, 1.5)))
         text = f"free up to {until:,} token{'s' * (until > 1)}"
     axes.annotate(
-        text, (until or int(drawn.tokens[-1]), 1 + FREE), xytext=(8, 14), textcoords="offset points",
-        fontsize=9, ha="left" if until else "right",
+        text, (until or int(drawn.tokens[-1]), 1), xycoords=("data", "axes fraction"), xytext=(5 if until else 0, -12),
+        textcoords="offset points", fontsize=9, ha="left" if until else "right",
+        path_effects=[withStroke(linewidth=2.5, foreground="white")],
     )  # fmt: skip
-    axes.set_title(
-        f"Step time against that of one token (free: within {FREE:.0%}), one sequence at context {context}",
-        loc="left",
-        fontsize=10,
-    )
+    title = f"Where tokens stop being free (over {1 + FREE:g} × a single one), one sequence"
+    axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylabel("× the step of one token")
     top = max(2.0, min(4.0, float(share.max())))
     axes.set_ylim(min(0.9, float(share.min())), top)
 
 
 def _shape(run: Run, context: int, blocks: bool) -> list[Measured]:
-    """The verifying points at a context: those with the fewest sequences a size can have, or the most."""
-    chosen: dict[int, Measured] = {}
-    for m in run.of("verify"):
-        held = chosen.get(m.point.tokens)
-        if m.point.context == context and (
-            held is None or (m.point.num_seqs < held.point.num_seqs) == blocks != (m.point == held.point)
-        ):
-            chosen[m.point.tokens] = m
-    found = [chosen[tokens] for tokens in sorted(chosen)]
-    return found if blocks else [m for m in found if m.point.num_seqs == m.point.tokens]
+    """The verifying points at a context by size: in full blocks (the fewest sequences), or of single tokens."""
+    points = sorted((m for m in run.of("verify") if m.point.context == context), key=lambda m: m.point)
+    if not blocks:
+        return [m for m in points if m.point.num_seqs == m.point.tokens]
+    return list({m.point.tokens: m for m in reversed(points)}.values())[::-1]
 
 
 def _dress(axes: Axes, drawn: Curves, capture: int | None) -> None:
