@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specsim.cli import drafting, importing, look, measuring, run, traces
+from specsim.cli import drafting, fitting, importing, look, measuring, run, traces
 from specsim.types import SpecsimError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ trace.command("import")(importing.import_trace)
 app.add_typer(trace, name="trace")
 profile = typer.Typer(no_args_is_help=True, help="Look into hardware profiles.")
 profile.command("show")(look.profile_show)
+profile.command("fit")(fitting.profile_fit)
 app.add_typer(profile, name="profile")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from specsim.hardware.shape import Axis, Part, Prices, Shape, last_slope
 
@@ -87,6 +87,12 @@ class Table1D(_Staircase):
     seconds: tuple[Seconds, ...]
     low: tuple[SecondsOrNone, ...] | None = None
     high: tuple[SecondsOrNone, ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Bounds and parts that are not there are left out of the file."""
+        optional = ("low", "high", "kv_tokens", "kv_seconds")
+        return {key: value for key, value in write(self).items() if value is not None or key not in optional}
 
     @model_validator(mode="after")
     def _check(self) -> Table1D:

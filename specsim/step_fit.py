@@ -1,0 +1,300 @@
+"""Step costs from a benchmark: what throughput at several loads, with and without drafts, says about a step.
+
+At a concurrency of which R requests decode, a request that shows I tokens a second gets τ tokens a step, so
+a step lasts τ / I. With γ draft tokens a request the forward holds B = R·(1 + γ) tokens (and, on average,
+the prompt tokens that arrive meanwhile). The steps of all rows are then explained by
+
+    T(B, R) = f(B) + g(R) + [γ > 0]·d(R)
+
+with f and g piecewise linear and never falling, d a constant plus a slope for drafting, and an unknown τ for
+each method whose rows tell none. Everything is linear, so it is one bounded least-squares problem: the rows,
+weighted by their relative noise, and two weak priors, both in units of the step time: f and g keep their
+slope from one doubling to the next within ``smoothness``, and what tokens can explain is not charged to
+sequences (``shrink``). Repeating it with the rows' noise and the unknown τ drawn anew gives intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import lsq_linear
+
+from specsim.hardware import Additive, DraftCost
+from specsim.types import SpecsimError, stream
+
+Array = NDArray[np.float64]
+ROUNDS = 4
+"""Rounds in which the mean prompt tokens a step, which depend on τ, settle."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load of a benchmark.
+
+    ``method`` labels rows that share an unknown τ; ``gamma`` draft tokens are verified for every request.
+    ``throughput`` in tokens/s of all GPUs, ``interactivity`` in tokens/s a user; one may be missing. ``tau``:
+    tokens a request and step, or None within ``tau_range``. ``prompt_tokens`` and ``output_tokens`` are the
+    requests' means (0: prompts are left out). A ``check`` row is predicted, not fitted.
+    """
+
+    method: str
+    gamma: int
+    concurrency: float
+    throughput: float | None = None
+    interactivity: float | None = None
+    tau: float | None = None
+    tau_range: tuple[float, float] | None = None
+    running: float | None = None
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    check: bool = False
+
+    @property
+    def decoding(self) -> float:
+        """Requests that decode at a time: as told, or throughput / interactivity, or all."""
+        if self.running is not None:
+            return self.running
+        if self.throughput is not None and self.interactivity is not None:
+            return min(self.throughput / self.interactivity, self.concurrency)
+        return self.concurrency
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second of one decoding request."""
+        if self.interactivity is not None:
+            return self.interactivity
+        assert self.throughput is not None
+        return self.throughput / self.decoding
+
+    def tokens(self, tau: float) -> float:
+        """Mean tokens in the forward, prompts included."""
+        prompts = tau * self.prompt_tokens / self.output_tokens if self.output_tokens else 0.0
+        return self.decoding * (1 + self.gamma + prompts)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One set of curves: f by ``tokens``, g by ``seqs`` (0 at one), the two numbers of d, and τ by method; seconds."""
+
+    tokens: Array
+    token_seconds: Array
+    seqs: Array
+    seq_seconds: Array
+    draft: tuple[float, float]
+    tau: dict[str, float]
+
+    def step(self, row: Row) -> float:
+        """Seconds of a step of ``row``, at the last slopes beyond what was fitted."""
+        tokens = _line(row.tokens(self.tau[row.method]), self.tokens, self.token_seconds)
+        draft = self.draft[0] + self.draft[1] * (row.decoding - 1) if row.gamma else 0.0
+        return tokens + _line(row.decoding, self.seqs, self.seq_seconds) + draft
+
+    def speed(self, row: Row) -> float:
+        """Tokens a second of one request of ``row``."""
+        return self.tau[row.method] / self.step(row)
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """The fitted curves, ``best``, and ``draws`` of what else the rows allow."""
+
+    rows: tuple[Row, ...]
+    best: Solution
+    draws: tuple[Solution, ...]
+
+    @property
+    def last_tokens(self) -> float:
+        """The largest step that was fitted; beyond it the last slope goes on."""
+        return float(self.best.tokens[-1])
+
+    def verify(self, solution: Solution | None = None) -> Additive:
+        """The step cost; bounded by the 2.5 and 97.5 % quantiles of the draws where ``solution`` is the best."""
+        s = solution or self.best
+        low, high = np.quantile([d.token_seconds for d in self.draws], [0.025, 0.975], axis=0)
+        return Additive(
+            tokens=tuple(int(b) for b in s.tokens),
+            seconds=_rounded(s.token_seconds),
+            low=_rounded(np.minimum(low, s.token_seconds)) if solution is None else None,
+            high=_rounded(np.maximum(high, s.token_seconds)) if solution is None else None,
+            below="linear",
+            num_seqs=tuple(int(r) for r in s.seqs),
+            seqs_seconds=_rounded(s.seq_seconds),
+        )
+
+    def draft(self, solution: Solution | None = None) -> DraftCost | None:
+        """The cost of drafting, where any fitted row drafts."""
+        s = solution or self.best
+        if not any(row.gamma and not row.check for row in self.rows):
+            return None
+        last = int(s.seqs[-1])
+        first, slope = s.draft
+        points = {1: first, last: first + slope * (last - 1)}
+        return DraftCost(type="parallel", num_seqs=tuple(points), seconds=_rounded(np.array(list(points.values()))))
+
+    def interval(self, row: Row, share: float = 0.9) -> tuple[float, float]:
+        """The interval of ``row``'s speed over the draws."""
+        low, high = np.quantile([d.speed(row) for d in self.draws], [(1 - share) / 2, (1 + share) / 2])
+        return float(low), float(high)
+
+    def tau_interval(self, method: str, share: float = 0.9) -> tuple[float, float]:
+        """The interval of a method's τ over the draws."""
+        low, high = np.quantile([d.tau[method] for d in self.draws], [(1 - share) / 2, (1 + share) / 2])
+        return float(low), float(high)
+
+
+def fit_steps(
+    rows: Sequence[Row],
+    *,
+    noise: float = 0.02,
+    smoothness: float = 0.1,
+    shrink: float = 0.1,
+    draws: int = 200,
+    seed: int = 0,
+) -> StepFit:
+    """Fit step costs to the rows that are not ``check``; see the module for the model.
+
+    ``noise``: relative standard deviation of a row. Raises SpecsimError where the rows cannot tell: no row
+    without drafts, fewer than two loads, a checked method that no fitted row gives a τ.
+    """
+    _check(rows)
+    problem = _Problem(rows, noise, smoothness, shrink)
+    best = problem.solve()
+    rng = stream(seed, "fit")
+    others = tuple(problem.solve(best, rng) for _ in range(draws))
+    return StepFit(tuple(rows), best, others)
+
+
+class _Problem:
+    """The least-squares problem, set up once and solved for any draw of the noise."""
+
+    def __init__(self, rows: Sequence[Row], noise: float, smoothness: float, shrink: float) -> None:
+        self.rows = [row for row in rows if not row.check]
+        self.noise, self.smoothness, self.shrink = noise, smoothness, shrink
+        self.fixed = {row.method: row.tau for row in rows if row.tau is not None} | {
+            row.method: 1.0 for row in rows if not row.gamma
+        }
+        self.ranges = {
+            row.method: row.tau_range or (1.0, 1.0 + row.gamma) for row in self.rows if row.method not in self.fixed
+        }
+        self.methods = list(self.ranges)
+        middle = {m: (low + high) / 2 for m, (low, high) in self.ranges.items()}
+        self.start = {m: middle.get(m, t) for m, t in (self.fixed | middle).items()}
+        self.seqs = _doublings(max(row.decoding for row in self.rows))
+
+    def solve(self, at: Solution | None = None, rng: np.random.Generator | None = None) -> Solution:
+        """The best curves, or with ``rng`` those of one draw of the noise and of the unknown τ."""
+        factors = np.exp(self.noise * rng.standard_normal(len(self.rows))) if rng else np.ones(len(self.rows))
+        wanted = {m: (rng.uniform(*r) if rng else sum(r) / 2) for m, r in self.ranges.items() if self._is_told(m)}
+        tau = dict(at.tau) if at else self.start
+        for _ in range(1 if at else ROUNDS):
+            solution = self._solve(tau, factors, wanted, is_draw=rng is not None)
+            tau = solution.tau
+        return solution
+
+    def _is_told(self, method: str) -> bool:
+        """Whether the rows give a range for its τ, rather than the widest possible."""
+        return any(row.tau_range is not None for row in self.rows if row.method == method)
+
+    def _solve(self, tau: dict[str, float], factors: Array, wanted: dict[str, float], is_draw: bool) -> Solution:
+        rows, methods = self.rows, self.methods
+        held = np.array([row.tokens(tau[row.method]) for row in rows])
+        tokens, seqs = _doublings(held.max()), self.seqs
+        nf, ng = len(tokens), len(seqs) - 1
+        width = nf + ng + 2 + len(methods)
+        equations: list[tuple[Array, float]] = []
+
+        def equation(terms: dict[int, float] | Array, value: float, sigma: float) -> None:
+            row = np.zeros(width)
+            if isinstance(terms, dict):
+                for place, factor in terms.items():
+                    row[place] = factor
+            else:
+                row[: len(terms)] = terms
+            equations.append((row / sigma, value / sigma))
+
+        steps = np.array([tau[row.method] / row.speed for row in rows])
+        for row, b, factor, step in zip(rows, held, factors, steps, strict=True):
+            drafts = [1.0, row.decoding - 1] if row.gamma else [0.0, 0.0]
+            terms = np.concatenate([_increments(b, tokens), _increments(row.decoding, seqs)[1:], drafts])
+            per_token = factor / row.speed
+            if row.method in methods:
+                terms = np.append(terms, np.zeros(len(methods)))
+                terms[nf + ng + 2 + methods.index(row.method)] = -per_token
+                equation(terms, 0.0, self.noise * step)
+            else:
+                equation(terms, self.fixed[row.method] * per_token, self.noise * step)
+        order = np.argsort(held)
+        typical_b, typical_r = (
+            np.interp(tokens, held[order], steps[order]),
+            np.interp(seqs, *_sorted([row.decoding for row in rows], steps)),
+        )
+        for at, first, typical in ((tokens, 1, typical_b), (seqs, nf, typical_r)):
+            for i in range(1, len(at) - 1):
+                ratio = (at[i + 1] - at[i]) / (at[i] - at[i - 1])
+                equation({first + i: 1.0, first + i - 1: -ratio}, 0.0, self.smoothness * typical[i + 1])
+        for i in range(ng):
+            equation({nf + i: 1.0}, 0.0, self.shrink * typical_r[i + 1])
+        equation({nf + ng + 1: max(seqs[-1] - 1, 1.0)}, 0.0, self.shrink * typical_r[-1])
+        for method, value in wanted.items():
+            low, high = self.ranges[method]
+            sigma = 1e-3 if is_draw else (high - low) / np.sqrt(12) + 1e-6  # a draw holds the τ that it drew
+            equation({nf + ng + 2 + methods.index(method): 1.0}, value, sigma)
+        lower, upper = np.zeros(width), np.full(width, np.inf)
+        for i, method in enumerate(methods):
+            lower[nf + ng + 2 + i], upper[nf + ng + 2 + i] = self.ranges[method]
+        matrix, values = np.array([e[0] for e in equations]), np.array([e[1] for e in equations])
+        x = lsq_linear(matrix, values, (lower, np.maximum(upper, lower + 1e-9))).x
+        found = dict(zip(methods, x[nf + ng + 2 :].tolist(), strict=True))
+        return Solution(
+            tokens=tokens,
+            token_seconds=np.cumsum(x[:nf]),
+            seqs=seqs,
+            seq_seconds=np.append(0.0, np.cumsum(x[nf : nf + ng])),
+            draft=(float(x[nf + ng]), float(x[nf + ng + 1])),
+            tau=self.fixed | found,
+        )
+
+
+def _check(rows: Sequence[Row]) -> None:
+    fitted = [row for row in rows if not row.check]
+    plain = {row.decoding for row in fitted if not row.gamma}
+    if len(plain) < 2:
+        raise SpecsimError("rows: expected at least two loads without drafts (gamma 0) to fit: they set the scale")
+    known = {row.method for row in fitted} | {row.method for row in rows if row.tau is not None or not row.gamma}
+    for row in rows:
+        if row.method not in known:
+            raise SpecsimError(
+                f"rows: method {row.method!r} is only checked: expected a tau, or a row of it to fit (at one user, say)"
+            )
+
+
+def _doublings(last: float) -> Array:
+    """1, 2, 4, .. and ``last``, rounded up; at least two places."""
+    most = max(int(np.ceil(last - 1e-9)), 2)
+    return np.array([*(1 << k for k in range(most.bit_length()) if 1 << k < most), most], dtype=np.float64)
+
+
+def _increments(x: float, at: Array) -> Array:
+    """Weights [n] of the first value and the increments that make up a piecewise linear curve at ``x``."""
+    shares = np.clip((x - at[:-1]) / np.diff(at), 0.0, 1.0)
+    return np.append(1.0, shares)
+
+
+def _line(x: float, at: Array, price: Array) -> float:
+    """The piecewise linear curve at ``x``, at the last slope beyond its end."""
+    if x <= at[-1]:
+        return float(np.interp(x, at, price))
+    return float(price[-1] + (price[-1] - price[-2]) / (at[-1] - at[-2]) * (x - at[-1]))
+
+
+def _sorted(x: Sequence[float], y: Array) -> tuple[Array, Array]:
+    order = np.argsort(x)
+    return np.asarray(x, dtype=np.float64)[order], y[order]
+
+
+def _rounded(seconds: Array) -> tuple[float, ...]:
+    """To a tenth of a microsecond: what follows is noise."""
+    return tuple(float(s) for s in np.round(seconds, 7))

@@ -1,0 +1,244 @@
+"""Step costs from throughput: a known curve comes back, and what the rows cannot tell is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_profile
+
+import specsim as ss
+from specsim.cli import main
+from specsim.hardware import Shape, step_cost
+from specsim.importers.step_rows import read_step_rows
+from specsim.step_fit import Row, fit_steps
+from specsim.types import SpecsimError
+
+ROOT = Path(__file__).parents[1]
+ROWS = ROOT / "experiments" / "dsv4_pro_b300" / "rows.csv"
+
+SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+CURVES = {
+    "flat, then linear": lambda b: max(0.008, 0.006 + 2.2e-5 * b),
+    "experts that fill up": lambda b: 0.006 + 0.012 * (1 - np.exp(-b / 60)) + 1.2e-5 * b,
+    "linear": lambda b: 0.007 + 2e-5 * b,
+}
+
+
+def known(curve):
+    """A profile with a curve by tokens, 4 us a sequence and a draft of 0.8 ms and 4 us a sequence."""
+    verify = {"type": "additive", "tokens": SIZES, "seconds": [curve(b) for b in SIZES], "below": "linear",
+              "num_seqs": [1, 512], "seqs_seconds": [0.0, 511 * 4e-6]}  # fmt: skip
+    draft = {"type": "parallel", "num_seqs": [1, 512], "seconds": [0.0008, 0.0008 + 511 * 4e-6]}
+    return make_profile(verify=verify, draft=draft)
+
+
+def simulated(profile, loads=(1, 2, 4, 8, 16, 32, 64, 128, 256)):
+    """Rows as a benchmark of the simulator would give them, without and with one draft token."""
+    rows = []
+    drafter = ss.load_drafter(ROOT / "traces" / "mtp1.json")
+    for gamma, scheduler in ((0, ss.NoSpec()), (1, ss.MTP1())):
+        for users in loads:
+            workload = ss.ClosedLoop(users, 1, 100, measured=max(2 * users, 60))
+            run = ss.simulate(ss.Scenario(profile, workload, drafter, scheduler), seed=0)
+            s = ss.summarize(run).iloc[-1]
+            tau = float(s["tau"]) if gamma else None
+            rows.append(Row(f"K={gamma}", gamma, users, s["throughput"], s["interactivity_p50"], tau))
+    return rows
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_known_curve_comes_back_from_simulated_throughput(name):
+    profile = known(CURVES[name])
+    fit = fit_steps(simulated(profile), noise=0.005, draws=20)
+    found = make_profile(verify=fit.verify().model_dump(), draft=fit.draft().model_dump())
+    for seqs in (1, 3, 6, 12, 24, 48, 100, 200, 250):
+        for gamma in (0, 1):
+            shape = Shape(seqs)
+            truth = step_cost(profile, 512, 256, gamma).seconds(shape, seqs * gamma)
+            ours = step_cost(found, 512, 256, gamma).seconds(shape, seqs * gamma)
+            assert ours == pytest.approx(truth, rel=0.02), (seqs, gamma)
+
+
+def exact(curve=lambda b: 0.01 + 1e-4 * b, taus=(("none", 0, 1.0), ("two", 1, 1.8), ("four", 3, 2.6))):
+    """Rows without noise; drafting costs 1 ms."""
+    loads = (1, 4, 16, 64)
+    return [
+        Row(m, k, c, interactivity=tau / (curve(c * (1 + k)) + (0.001 if k else 0)), tau=1.0 if not k else None)
+        for m, k, tau in taus
+        for c in loads
+    ]
+
+
+def test_an_unknown_tau_is_found_together_with_the_cost():
+    fit = fit_steps([replace(r, tau=1.8) if r.method == "two" else r for r in exact()], draws=40)
+    assert fit.best.tau["four"] == pytest.approx(2.6, rel=0.02)
+    low, high = fit.tau_interval("four")
+    assert low < 2.6 < high
+    assert high - low < 0.4
+    assert fit.best.tau["two"] == 1.8
+    assert fit.tau_interval("two") == (1.8, 1.8)
+
+
+def test_a_range_of_tau_widens_the_interval_of_what_follows_from_it():
+    told = fit_steps([replace(r, tau=1.8) if r.method == "two" else r for r in exact()], draws=40)
+    vague = fit_steps([replace(r, tau_range=(1.6, 2.0)) if r.method == "two" else r for r in exact()], draws=40)
+    low, high = vague.tau_interval("two")
+    assert 1.6 <= low < 1.7 < 1.9 < high <= 2.0
+    narrow, wide = (np.diff(f.tau_interval("four"))[0] for f in (told, vague))
+    assert wide > 1.5 * narrow
+
+
+def test_checked_rows_do_not_move_the_fit():
+    rows = [replace(r, tau=1.8) if r.method == "two" else r for r in exact()]
+    checked = [replace(r, check=True) if r.method == "four" and r.concurrency > 1 else r for r in rows]
+    spoiled = [replace(r, interactivity=3.0) if r.check else r for r in checked]
+    assert fit_steps(checked, draws=20).best.tau == fit_steps(spoiled, draws=20).best.tau
+    fit = fit_steps(checked, draws=40)
+    for row in checked:
+        if row.check:
+            assert fit.best.speed(row) == pytest.approx(row.speed, rel=0.05)
+            low, high = fit.interval(row)
+            assert low < row.speed < high
+
+
+def test_prompts_in_the_steps_are_taken_out_of_the_cost():
+    """Half as many prompt tokens as made ones: at tau 1 a request's share of a step is 1.5 tokens."""
+    curve = lambda b: 0.01 + 1e-4 * b  # noqa: E731
+    rows = [
+        Row("none", 0, c, interactivity=1 / curve(1.5 * c), tau=1.0, prompt_tokens=50, output_tokens=100)
+        for c in (1, 4, 16, 64)
+    ]
+    fit = fit_steps(rows, draws=20)
+    assert fit.last_tokens == 96
+    assert fit.verify().seconds[-1] == pytest.approx(curve(96), rel=0.02)
+    assert fit.draft() is None
+
+
+def test_costs_never_fall_and_intervals_hold_the_best():
+    fit = fit_steps(read_step_rows(ROWS), draws=40)
+    verify = fit.verify()
+    assert np.all(np.diff(verify.seconds) >= 0)
+    assert np.all(np.diff(verify.seqs_seconds) >= 0)
+    assert np.all(np.array(verify.low) <= verify.seconds)
+    assert np.all(np.array(verify.high) >= verify.seconds)
+
+
+def test_the_same_seed_gives_the_same_fit():
+    rows = read_step_rows(ROWS)
+    a, b, c = (fit_steps(rows, draws=20, seed=s).verify() for s in (1, 1, 2))
+    assert a == b
+    assert a.low != c.low
+    assert a.seconds == c.seconds
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        ([Row("K", 1, 4, 10.0)], "at least two loads without drafts"),
+        ([Row("none", 0, 4, 10.0), Row("none", 0, 4, 11.0)], "at least two loads without drafts"),
+        ([Row("none", 0, 1, 9.0), Row("none", 0, 4, 30.0), Row("K", 3, 4, 50.0, check=True)], "'K' is only checked"),
+    ],
+)
+def test_rows_that_cannot_tell_are_refused(rows, match):
+    with pytest.raises(SpecsimError, match=match):
+        fit_steps(rows)
+
+
+HEAD = "concurrency,gamma,throughput,interactivity,tau"
+
+
+def test_rows_of_a_file(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        "# a comment, with commas\n"
+        "method,gamma,concurrency,throughput,interactivity,survival_1,survival_2,tau_low,role,note,prompt_tokens,output_tokens\n"
+        'none,0,8,400,,,,,,"a note, quoted",20,40\n'
+        "two,2,8,700,90,0.8,0.5,,check,,,\n"
+        "three,2,8,,90,,,1.5,,,,\n"
+    )
+    none, two, three = read_step_rows(path)
+    assert none == Row("none", 0, 8, throughput=400, prompt_tokens=20, output_tokens=40)
+    assert none.speed == 50
+    assert none.tokens(1.0) == 8 * 1.5
+    assert (two.tau, two.check, two.decoding) == (2.3, True, 700 / 90)
+    assert three.tau_range == (1.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "expected a column concurrency"),
+        ("concurrency,gamma\n", "at least one row"),
+        ("concurrency,throughput\n1,2\n", "expected a column gamma"),
+        (f"{HEAD},speed\n1,0,5,5,,3\n", "column 'speed': expected one of"),
+        (f"{HEAD}\n1,0,5,5\n", "row 1: expected 5 cells"),
+        (f"{HEAD}\n1,0,5,5,\n0,0,5,5,\n", "row 2: concurrency: expected a number above 0, got '0'"),
+        (f"{HEAD}\n1,0,fast,5,\n", "row 1: throughput: expected a number above 0, got 'fast'"),
+        (f"{HEAD}\n1,0,-5,5,\n", "row 1: throughput: expected a number above 0, got '-5'"),
+        (f"{HEAD}\n1,0,,,\n", "row 1: expected a throughput or an interactivity"),
+        (f"{HEAD}\n1,1.5,5,5,\n", "row 1: gamma: expected a whole number"),
+        (f"{HEAD}\n1,1,5,5,2.5\n", r"row 1: tau: expected at most 1 \+ gamma = 2, got 2.5"),
+        ("concurrency,gamma,throughput,survival_1,survival_2\n1,2,5,0.5,0.6\n", "2 shares that do not increase"),
+        ("concurrency,gamma,throughput,role\n1,2,5,both\n", "role: expected fit or check, got 'both'"),
+        ("concurrency,gamma,throughput,running\n1,2,5,3\n", "running: expected at most the concurrency 1, got 3"),
+        ("concurrency,gamma,throughput,prompt_tokens\n1,2,5,3\n", "output_tokens: expected a number above 0"),
+    ],
+)
+def test_a_wrong_file_names_row_and_column(tmp_path, text, match):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(SpecsimError, match=match):
+        read_step_rows(path)
+
+
+def test_the_command_writes_a_profile_that_simulates(tmp_path, capsys):
+    out, data = tmp_path / "pro.json", tmp_path / "rows.json"
+    arguments = ["profile", "fit", str(ROWS), "--gpus", "8", "--draws", "20", "--out", str(out), "--json", str(data)]
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 0
+    printed = capsys.readouterr().out
+    assert "1,722 *" in printed
+    assert "* beyond the 433 tokens that were fitted" in printed
+    assert "6 predicted rows: " in printed
+    rows = json.loads(data.read_text())["rows"]
+    assert len(rows) == 16
+    errors = [abs(r["error"]) for r in rows if r["role"] == "check"]
+    assert np.mean(errors) < 0.05
+    assert all(r["low"] < r["measured"] < r["high"] for r in rows if r["role"] == "check")
+
+    profile = ss.load_profile(out)
+    assert (profile.kind, profile.gpus) == ("fitted", 8)
+    assert "K=3" in profile.provenance.notes
+    run = ss.simulate(ss.Scenario(profile, ss.ClosedLoop(16, 1, 50, measured=40), prefill="free"))
+    at_16 = next(r for r in rows if r["method"] == "none" and r["concurrency"] == 16)
+    assert ss.summarize(run).iloc[-1]["interactivity_p50"] == pytest.approx(at_16["measured"], rel=0.03)
+
+
+def test_a_wrong_row_is_one_line_and_exit_code_2(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{HEAD}\n1,0,0,,\n")
+    with pytest.raises(SystemExit) as left:
+        main(["profile", "fit", str(path), "--out", str(tmp_path / "p.json")])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.strip() == f"error: {path}: row 1: throughput: expected a number above 0, got '0'"
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_deepseek_v4_pro_is_predicted_within_the_aim():
+    """The experiment as it is run, without the intervals of the simulated loads."""
+    spec = importlib.util.spec_from_file_location("dsv4_pro", ROWS.parent / "predict.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["dsv4_pro"] = module
+    spec.loader.exec_module(module)
+    _, table = module.predict(draws=0)
+    counted = [e for e in table if e["counts"]]
+    assert len(counted) == 10
+    assert np.mean([abs(e["error"]) for e in counted]) < module.BAR
+    assert {e["method"] for e in counted if e["extrapolated"]} == {"K=3", "K=7", "adaptive"}
