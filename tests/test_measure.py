@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import specsim as ss
-from specsim.hardware import Shape, load_profile, step_cost
 from specsim.types import SpecsimError
-from tests.conftest import always
 
 torch = pytest.importorskip("torch")
+
+from measure_inputs import made_up  # noqa: E402
 
 from specsim.measure import machine  # noqa: E402
 from specsim.measure.attention import (  # noqa: E402
@@ -27,25 +25,16 @@ from specsim.measure.attention import (  # noqa: E402
     fill,
     make_cache,
 )
-from specsim.measure.curves import curves  # noqa: E402
 from specsim.measure.drafting import DraftBatch, draft_block, draft_chain, make_draft_weights  # noqa: E402
 from specsim.measure.fit import decompose, relative_error  # noqa: E402
 from specsim.measure.grid import Grid, Point, context_lengths, query_lengths  # noqa: E402
 from specsim.measure.model import Batch, Decoder, make_fused, make_weights  # noqa: E402
-from specsim.measure.records import kv_room, read_log  # noqa: E402
+from specsim.measure.records import kv_room  # noqa: E402
 from specsim.measure.shape import PRESETS, ModelShape, find_shape  # noqa: E402
-from specsim.measure.timing import Measured, Runner, take  # noqa: E402
+from specsim.measure.timing import Runner, take  # noqa: E402
 
 TINY = ModelShape("tiny", 32, 2, 4, 2, 8, 48, 64, tied=True, qk_norm=True, max_position=512)
 CPU = torch.device("cpu")
-SIZES = [
-    "--tokens", "1,2,4,8,16", "--contexts", "16,64", "--gamma", 3, "--max-seqs", 8, "--rounds", 3, "--device", "cpu",
-    "--threads", 1, "--rank", 4,
-]  # fmt: skip
-FLAGS = [
-    "--hidden", 32, "--layers", 2, "--heads", 4, "--kv-heads", 2, "--head-dim", 8, "--intermediate", 48,
-    "--vocab", 64, *SIZES,
-]  # fmt: skip
 
 
 # Shapes
@@ -339,33 +328,32 @@ def test_rounds_are_interleaved_and_stop_in_time():
 # The fit
 
 
-def made_up(grid: Grid, noise: float = 0.0) -> list[Measured]:
-    """Medians that are such a sum, known in advance, with prefills a tenth cheaper than they are priced."""
-    rng = np.random.default_rng(4)
-    found = []
-    for p in grid.points():
-        if p.kind in ("verify", "chunk"):
-            staircase = 0.01 + 1e-4 * grid.padded(p.tokens)
-            seconds = staircase + 2e-5 * (p.num_seqs - 1) + 1e-7 * p.kv_tokens
-            seconds *= (0.9 if p.kind == "chunk" else 1.0) * (1 + noise * rng.standard_normal())
-            found.append(Measured(p, seconds * np.array([0.98, 0.99, 1.0, 1.01, 1.02])))
-    return found
-
-
 @pytest.mark.parametrize("capture", [(), (1, 4, 16, 64)], ids=["plain", "graphs"])
 def test_a_sum_of_parts_is_found_again(capture):
     grid = Grid((1, 2, 3, 4, 8, 16, 40, 64), (128, 512), capture, gamma=7, max_seqs=32)
     measured = made_up(grid)
     found = decompose(measured, grid)
     error = relative_error(measured, found)
-    assert np.abs(error[found.fitted]).max() < 1e-6
-    assert error[~found.fitted] == pytest.approx(1 / 0.9 - 1, abs=1e-6)
+    assert np.abs(error[found.fitted]).max() < 1e-4
+    assert error[~found.fitted] == pytest.approx(1 / 0.9 - 1, abs=1e-3)
     assert found.tokens.tolist() == ([1, 4, 16, 64] if capture else [1, 2, 3, 4, 8, 16, 40, 64])
-    assert found.seconds == pytest.approx(0.01 + 1e-4 * found.tokens, rel=1e-6)
-    assert found.kv_seconds[-1] == pytest.approx(1e-7 * found.kv_tokens[-1], rel=1e-6)
-    assert found.seqs_seconds[-1] == pytest.approx(2e-5 * (found.num_seqs[-1] - 1), rel=1e-6)
+    assert found.seconds == pytest.approx(0.01 + 1e-4 * found.tokens, rel=1e-3)
+    assert found.kv_seconds[-1] == pytest.approx(1e-7 * found.kv_tokens[-1], rel=1e-2)
+    assert found.seqs_seconds[-1] == pytest.approx(2e-5 * (found.num_seqs[-1] - 1), rel=1e-2)
     assert (found.high - found.seconds >= 0.0099 * found.seconds).all()
     assert (found.seconds - found.low > 0).all()
+
+
+def test_what_could_be_any_part_is_put_into_tokens():
+    """One context, and so few sequences that both could stand for what every step costs."""
+    grid = Grid((1, 2, 4), (32,), (), gamma=3, max_seqs=4)
+    found = decompose(made_up(grid, noise=0.01), grid)
+    assert found.seconds == pytest.approx(0.01 + 1e-4 * found.tokens, rel=0.03)
+    assert found.kv_tokens[-1] == 128
+    single = Grid((1,), (32,), (), gamma=3, max_seqs=1)
+    found = decompose(made_up(single), single)
+    assert found.seconds == pytest.approx([0.0101], rel=1e-3)
+    assert (found.num_seqs.tolist(), found.kv_tokens.tolist()) == ([1], [0, 32])
 
 
 def test_noise_does_not_move_the_fit_far_and_no_part_falls():
@@ -374,204 +362,6 @@ def test_noise_does_not_move_the_fit_far_and_no_part_falls():
     assert found.seconds == pytest.approx(0.01 + 1e-4 * found.tokens, rel=0.05)
     assert (np.diff(found.seqs_seconds) >= 0).all()
     assert (np.diff(found.kv_seconds) >= 0).all()
-
-
-# The verb
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The tiny model measured once by the command line: the folder, and what was printed."""
-    from typer.testing import CliRunner
-
-    from specsim.cli import app
-
-    folder = tmp_path_factory.mktemp("measure")
-    arguments = ["measure", *FLAGS, "--out", folder / "tiny.json", "--device-memory", 1]
-    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
-    assert result.exit_code == 0
-    return folder, result.stdout
-
-
-def test_the_verb_writes_a_profile_a_log_and_a_picture(measured):
-    folder, printed = measured
-    assert sorted(p.name for p in folder.iterdir()) == ["tiny.json", "tiny.log.jsonl", "tiny.png"]
-    profile = load_profile(folder / "tiny.json")
-    assert profile.kind == "measured"
-    assert profile.verify.type == "additive"
-    assert profile.verify.tokens == (1, 2, 4, 8, 16)
-    assert profile.verify.range == (1, 16)
-    assert profile.verify.num_seqs[-1] == 8
-    assert profile.verify.kv_tokens[-1] == 8 * 64
-    assert profile.draft.type == "parallel"
-    assert profile.draft.num_seqs == (1, 2, 4, 8)
-    assert profile.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
-    assert profile.kv_tokens == int((0.9e9 - 4 * (2 * 32 * 96 + 2 * 3 * 32 * 48 + 2 * 64 * 32)) // 256)
-    notes = profile.provenance.notes
-    assert "scaled_dot_product_attention" in notes
-    assert "misses the" in notes
-    assert profile.provenance.command.startswith("specsim measure --out")
-    assert "--threads 1" in profile.provenance.command
-    assert (folder / "tiny.png").read_bytes().startswith(b"\x89PNG")
-    assert "Verification at context 16, 3 rounds" in printed
-    assert "Verified tokens are free" in printed
-
-
-def test_the_log_holds_every_sample_and_the_profile_is_near_them(measured):
-    folder, _ = measured
-    header, points = read_log(folder / "tiny.log.jsonl")
-    assert header["model"]["hidden"] == 32
-    assert header["device"].endswith("1 thread")
-    assert {"torch", "specsim"} <= set(header["versions"])
-    assert all(len(m.seconds) == 3 and (m.seconds > 0).all() for m in points)
-    assert {m.point.kind for m in points} == {"verify", "chunk", "draft"}
-    rows = [json.loads(line) for line in (folder / "tiny.log.jsonl").read_text().splitlines()[1:]]
-    profile = load_profile(folder / "tiny.json")
-    cost = step_cost(profile, 16, 16, 0)
-    ratios = []
-    for row, m in zip(rows, points, strict=True):
-        assert row["q1_s"] <= row["median_s"] <= row["q3_s"]
-        if row["kind"] == "verify":
-            p = m.point
-            priced = cost.seconds(Shape(p.num_seqs, p.kv_tokens), p.tokens - p.num_seqs)
-            assert priced == pytest.approx(row["priced_s"], rel=1e-4)
-            ratios.append(priced / row["median_s"])
-    assert 0.5 < np.median(ratios) < 2  # one sample of three may be far off on a busy machine
-
-
-def test_the_profile_serves_simulations(measured):
-    folder, _ = measured
-    profile = load_profile(folder / "tiny.json")
-    base = ss.Scenario(
-        profile=profile,
-        workload=ss.ClosedLoop(2, measured=4, prompt_tokens=8, output_tokens=12),
-        drafter=always(2, 3),
-        max_num_batched_tokens=16,
-    )
-    for scheduler, cycles in ((ss.NoSpec(), 11), (ss.StaticGamma(3), 4)):
-        result = ss.simulate(base.with_policy(scheduler), seed=0)
-        assert result.extrapolated_steps == 0
-        assert (result.requests["cycles"].dropna() == cycles).all()  # 12 tokens: the prefill's, then by 1 or by 3
-        assert (result.requests["finish"] > result.requests["first_token"]).all()
-
-
-def test_where_tokens_stop_being_free_is_found(measured):
-    folder, _ = measured
-    profile = load_profile(folder / "tiny.json")
-    verify = profile.verify.model_copy(
-        update={"tokens": (1, 2, 4, 8), "seconds": (1.0, 1.05, 1.09, 1.5), "low": None, "high": None,
-                "num_seqs": (1, 8), "seqs_seconds": (0.0, 0.0), "kv_tokens": (0, 64), "kv_seconds": (0.0, 0.0)}
-    )  # fmt: skip
-    found = curves(profile.model_copy(update={"verify": verify}), gamma=3, context=8)
-    assert found.free_until == 4
-    assert found.marginal == pytest.approx([0.05, 0.02, 0.1025])
-    assert found.block_seconds[[0, 1, 3, 7]] == pytest.approx([1.0, 1.05, 1.09, 1.5])
-    flat = verify.model_copy(update={"seconds": (1.0, 1.0, 1.0, 1.1)})
-    assert curves(profile.model_copy(update={"verify": flat}), 3, 8).free_until is None
-
-
-def test_the_same_seed_runs_the_same_inputs_in_the_same_order(monkeypatch, run, tmp_path):
-    from specsim.measure import session
-
-    seen: list[list[Any]] = []
-    plain = session._Bench._batch
-
-    def watched(self: Any, *given: Any) -> Any:
-        batch = plain(self, *given)
-        seen[-1].append((batch.tokens.tolist(), batch.positions.tolist(), float(self.target.embed.sum())))
-        return batch
-
-    monkeypatch.setattr(session._Bench, "_batch", watched)
-    for seed in (0, 0, 1):
-        seen.append([])
-        assert run("measure", *FLAGS, "--out", tmp_path / "x.json", "--seed", seed)[0] == 0
-    assert seen[0] == seen[1] != seen[2]
-
-
-def test_an_autoregressive_drafter_is_priced_by_the_forward(run, tmp_path):
-    code, printed, _ = run("measure", *FLAGS, "--drafter", "autoregressive", "--out", tmp_path / "x.json")
-    assert code == 0
-    assert "Drafting 3 tokens, autoregressive" in printed
-    profile = load_profile(tmp_path / "x.json")
-    assert profile.draft.type == "autoregressive"
-    _, points = read_log(tmp_path / "x.log.jsonl")
-    drafts = [m.quartiles[1] / 3 for m in points if m.point.kind == "draft"]
-    assert profile.draft.seconds == pytest.approx(drafts, rel=1e-4)
-
-
-def test_without_a_drafter_there_is_no_draft_cost(run, tmp_path):
-    assert run("measure", *FLAGS, "--drafter", "none", "--out", tmp_path / "x.json")[0] == 0
-    assert load_profile(tmp_path / "x.json").draft is None
-
-
-BAD = [
-    (["--model", "qwen9"], "--model: 'qwen9': expected one of qwen3-4b"),
-    (["--model", "smollm2-135m", "--kv-heads", "2"], "heads: expected a multiple of the 2 kv_heads, got 9"),
-    (["--hidden", "0"], "hidden: expected 1 to"),
-    (["--tokens", "1,0"], "--tokens: expected different sizes of 1 or more"),
-    (["--tokens", "4,4"], "--tokens: expected different sizes"),
-    (["--contexts", "x"], "--contexts: expected different sizes"),
-    (["--contexts", "500", "--max-position", "512"], "--contexts: a context of 500 tokens (up to 629 with"),
-    (["--tokens", "1,1024", "--max-position", "512"], "--tokens: a chunk of 1024 tokens is beyond the 512"),
-    (["--gamma", "0"], "--gamma: expected 1 to 64"),
-    (["--max-seqs", "0"], "--max-seqs: expected 1"),
-    (["--rounds", "2"], "--rounds, --input-sets: expected at least 3 and 1, got 2 and 3"),
-    (["--minutes", "0"], "--minutes: expected a number above 0"),
-    (["--capture", "1,2"], "--capture: CUDA graphs need --device cuda"),
-    (["--attention", "paged"], "--attention: paged needs --device cuda"),
-    (["--drafter", "ngram"], "--drafter: expected parallel, autoregressive or none"),
-    (["--dtype", "int8"], "--dtype: expected auto, float32"),
-    (["--device", "tpu"], "--device: expected auto, cpu or cuda"),
-    (["--picture", "x.pdf"], "suffix '.pdf', expected .png or .svg"),
-    (["--kv-tokens", "5", "--device-memory", "5"], "--kv-tokens, --device-memory: expected one of them"),
-    (["--device-memory", "0.00001"], "--device-memory: model custom takes"),
-    (["--model", "qwen3-32b", "--layers", "9999"], "its weights and the drafter's take"),
-    (["--max-seqs", "65536", "--tokens", "1,65536", "--contexts", "300000", "--max-position", "500000"],
-     "expected a lower --max-seqs or shorter --contexts"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "said"), BAD, ids=[" ".join(c) for c, _ in BAD])
-def test_bad_input_is_one_line(run, tmp_path, change, said):
-    flags = SIZES if "--model" in change else FLAGS
-    code, printed, errors = run("measure", *flags, "--out", tmp_path / "x.json", *change)
-    assert code == 2
-    assert printed == ""
-    assert said in errors
-    assert len(errors.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_cuda_device_is_one_line(run, tmp_path):
-    code, _, errors = run("measure", *FLAGS, "--out", tmp_path / "x.json", "--device", "cuda")
-    assert code == 2
-    assert errors.startswith("error: --device: no CUDA device")
-
-
-def test_out_of_memory_is_one_line(run, tmp_path, monkeypatch):
-    from specsim.measure import session
-
-    def burst(*_: Any) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-
-    monkeypatch.setattr(session, "make_weights", burst)
-    code, _, errors = run("measure", *FLAGS, "--out", tmp_path / "x.json")
-    assert code == 2
-    assert "model custom: out of memory on cpu" in errors
-
-
-def test_outputs_are_told_apart_before_anything_is_measured(run, tmp_path):
-    code, _, errors = run("measure", *FLAGS, "--out", tmp_path / "x.json", "--log", tmp_path / "x.json")
-    assert code == 2
-    assert "is also written by --out" in errors
-
-
-def test_a_log_that_is_none_is_named(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"schema": "other"}\n')
-    with pytest.raises(SpecsimError, match="line 1: expected a log of specsim measure"):
-        read_log(path)
 
 
 # The machine
@@ -600,21 +390,36 @@ def test_kv_room_is_what_the_weights_leave():
         kv_room(shape, 2, 16e9)
 
 
-# On a GPU
+def test_a_graph_reads_its_inputs_where_they_are_put_for_each_set(monkeypatch):
+    """With CUDA's graphs stood in for: the batch that was captured stays where it is, and holds the set asked for."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
 
+    from specsim.measure import session
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("attention", ["padded", None])
-def test_graphs_are_measured_on_a_gpu(run, tmp_path, attention):
-    more = ["--attention", attention] if attention else []
-    flags = [f if f != "cpu" else "cuda" for f in FLAGS]
-    code, printed, errors = run(
-        "measure", *flags, "--head-dim", 64, "--capture", "1,4,8", *more, "--out", tmp_path / "x.json"
-    )
-    assert code == 0, errors
-    profile = load_profile(tmp_path / "x.json")
-    assert profile.verify.below == "next_size"
-    assert profile.verify.capture_limit == 8
-    assert profile.verify.tokens == (1, 4, 8, 16)
-    assert profile.sync_seconds > 0
-    assert "CUDA graphs of 3 sizes up to 8" in printed
+    replayed: list[int] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    graph = SimpleNamespace(replay=lambda: replayed.append(1))
+    monkeypatch.setattr(session, "torch", SimpleNamespace(cuda=SimpleNamespace(
+        Stream=lambda: stream, current_stream=lambda: stream, stream=lambda s: nullcontext(),
+        CUDAGraph=lambda: graph, graph=lambda g, pool: nullcontext(),
+    )))  # fmt: skip
+    decoder, _ = make_decoder("padded", cache_tokens(2, 2, 40))
+    batches = [
+        Batch(*(torch.arange(3) + i for _ in range(3)), decoder.cache.plan(2, Lengths([2, 1], [9 + i, 7], 40, 2), 3))
+        for i in range(2)
+    ]
+    held: list[Any] = []
+    bench = SimpleNamespace(graph_pool="pool")
+    runner = session._Bench._ready(bench, Point("verify", 3, 2, 8), batches, held.append, True)  # type: ignore[arg-type]
+    assert len(held) == 2  # once before capturing, once captured
+    assert held[0] is held[1]
+    for i in (1, 0, 1):
+        runner.load(i)
+        runner.step()
+        for mine, given in ((held[0].tokens, batches[i].tokens), (held[0].plan.slot, batches[i].plan.slot)):
+            assert torch.equal(mine, given)
+            assert mine.data_ptr() != given.data_ptr()
+        assert torch.equal(held[0].plan.mask, batches[i].plan.mask)
+    assert not torch.equal(batches[0].plan.slot, batches[1].plan.slot)
+    assert replayed == [1, 1, 1]

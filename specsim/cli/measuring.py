@@ -197,7 +197,7 @@ def measure(
         )  # fmt: skip
     sum_ = decompose(run.of("verify", "chunk"), grid)
     command = _command(context)
-    profile = make_profile(run, sum_, name=name, command=command, kv_tokens=room)
+    profile = make_profile(run, sum_, name or f"{shape.name}-{on.type}", command=command, kv_tokens=room)
     save_profile(profile, out)
     write_log(run, sum_, log, command)
     save_figure(plot_measured(run, profile), picture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +19,9 @@ class Curves:
     """Prices by token count: ``tokens`` [n] from 1, all in between.
 
     ``block_seconds`` [n]: verification in full blocks of γ + 1 at the reference context. ``alone_seconds`` [n]:
-    one sequence at that context, so that nothing but the tokens changes. ``sizes`` [m] and ``marginal`` [m - 1]
-    (seconds a token) between them: what one more token costs. ``free_until``: the last size up to which every
-    step is within FREE of a single token's; None where the largest size still is.
+    one sequence at that context, so that nothing but the tokens changes. ``sizes`` [m], a sixth apart or more, and
+    ``marginal`` [m - 1] (seconds a token) between them: what one more token costs. ``free_until``: the last size
+    up to which every step is within FREE of a single token's; None where the largest size still is.
     """
 
     tokens: Ints
@@ -42,13 +43,23 @@ def curves(profile: Profile, gamma: int, context: int) -> Curves:
     block = np.array([cost.seconds(Shape(r, r * context), int(n) - r) for r, n in zip(full, tokens, strict=True)])
     alone = cost.curve(Shape(1, context), last - 1)
     sizes = np.array(verify.tokens)
+    apart = _apart(verify.tokens, verify.capture_limit)
     over = np.flatnonzero(alone[sizes - 1] > (1 + FREE) * alone[0])
     return Curves(
         tokens=tokens,
         block_seconds=block,
         alone_seconds=np.asarray(alone),
-        sizes=sizes,
-        marginal=np.diff(alone[sizes - 1]) / np.diff(sizes),
+        sizes=apart,
+        marginal=np.diff(alone[apart - 1]) / np.diff(apart),
         # A size's price holds for its tokens and, with graphs, for those padded up to it.
         free_until=int(sizes[max(0, over[0] - 1)]) if len(over) else None,
     )
+
+
+def _apart(tokens: Sequence[int], capture_limit: int | None) -> Ints:
+    """Sizes so far apart that their difference is more than noise; the largest graph too, after which a cliff is."""
+    chosen = [tokens[0]]
+    for size in tokens[1:]:
+        if 6 * size >= 7 * chosen[-1] or size in (capture_limit, tokens[-1]):
+            chosen.append(size)
+    return np.array(chosen)

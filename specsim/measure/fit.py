@@ -36,6 +36,10 @@ class Sum:
     fitted: Bools
 
 
+SLIGHT = 1e-3
+"""How much a part's size counts against it, beside how far the sum is from the medians."""
+
+
 def decompose(measured: Sequence[Measured], grid: Grid) -> Sum:
     """The sum that is nearest to the medians of the verifying and prefilling points, in relative terms.
 
@@ -57,7 +61,9 @@ def decompose(measured: Sequence[Measured], grid: Grid) -> Sum:
     seq_at, kv_at = _knots(seqs[fitted], 1), _knots(kv[fitted], 0)
     design = np.hstack([(tokens[:, None] == sizes).astype(float), _steps(seqs, seq_at), _steps(kv, kv_at)])
     weighted = design[fitted] / medians[fitted, None]
-    parts, _ = nnls(weighted, np.ones(len(weighted)))
+    # Where sequences and KV tokens hardly differ (one context, say), what could be either is put into tokens.
+    slight = SLIGHT / np.median(medians) * np.eye(design.shape[1])[len(sizes) :]
+    parts, _ = nnls(np.vstack([weighted, slight]), np.append(np.ones(len(weighted)), np.zeros(len(slight))))
     n, m = len(sizes), len(sizes) + len(seq_at) - 1
     seconds = np.maximum(parts[:n], LEAST_SECONDS)
     below, above = np.empty(n), np.empty(n)
@@ -85,13 +91,14 @@ def relative_error(measured: Sequence[Measured], sum_: Sum) -> Floats:
 
 
 def _knots(values: Ints, first: int) -> Ints:
-    """``first``, the largest value, and a quarter and a sixteenth of that.
+    """``first``, the largest value, and a quarter and a sixteenth of that, if it is twice the smallest.
 
     Few, and from 0 straight on: reading KV takes time in proportion, and a knot at the smallest batch would
     let the fit move what every step costs into it.
     """
-    most = int(values.max())
-    return np.array([first, *(n for n in (most // 16, most // 4, most) if n > first)])
+    least, most = int(values.min()), int(values.max())
+    between = (n for n in (most // 16, most // 4) if n > first and n >= 2 * least)
+    return np.array([first, *between, *([most] if most > first else [])])
 
 
 def _steps(values: Ints, knots: Ints) -> Floats:

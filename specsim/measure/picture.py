@@ -18,7 +18,6 @@ from specsim.measure.timing import Measured
 from specsim.plots import COLOURS, GREY
 
 BLACK, ORANGE, SKY, GREEN = COLOURS[:4]
-DOTS: dict[str, Any] = {"linestyle": "none", "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
 def plot_measured(run: Run, profile: Profile) -> Figure:
@@ -41,13 +40,15 @@ def plot_measured(run: Run, profile: Profile) -> Figure:
 
 
 def _rate(axes: Axes, drawn: Curves, full: Sequence[Measured], single: Sequence[Measured], gamma: int) -> None:
-    axes.plot(drawn.tokens, 1 / drawn.block_seconds, color=BLACK, linewidth=1.4, label="the profile, blocks")
+    axes.plot(
+        drawn.tokens, 1 / drawn.block_seconds, color=BLACK, linewidth=1.4, label=f"the profile, blocks of {gamma + 1}"
+    )
     for points, marker, colour, label in (
         (full, "o", ORANGE, f"measured, blocks of {gamma + 1}"),
         (single, "D", SKY, "measured, 1 token a sequence"),
     ):
         rates = [1 / m.quartiles[1] for m in points]
-        axes.plot([m.point.tokens for m in points], rates, marker=marker, color=colour, label=label, **DOTS)
+        axes.plot([m.point.tokens for m in points], rates, marker=marker, color=colour, label=label, **_dots(points))
     axes.set_title("Engine steps per second, SPS(B)", loc="left", fontsize=10)
     axes.set_ylabel("steps/s")
     axes.set_ylim(bottom=0)
@@ -68,30 +69,29 @@ def _time(axes: Axes, run: Run, profile: Profile, drawn: Curves, full: Sequence[
         bounds.append(gap[place] if place is not None else np.interp(drawn.tokens, at, gap))
     low, high = (1e3 * (drawn.block_seconds + gap) for gap in bounds)
     axes.fill_between(drawn.tokens, low, high, color=BLACK, alpha=0.2, linewidth=0, label="quartiles")
-    line = "the profile, blocks" if not run.graphs else "the profile, blocks: padded to graphs"
+    line = "the profile" + (": padded to graphs" if run.graphs else "")
     axes.plot(drawn.tokens, 1e3 * drawn.block_seconds, color=BLACK, linewidth=1.4, label=line)
     for context, colour, marker in zip(run.grid.contexts, (ORANGE, GREEN, SKY), "osv", strict=False):
         points = full if context == run.grid.contexts[0] else _shape(run, context, blocks=True)
         q1, median, q3 = (1e3 * np.array([m.quartiles[i] for m in points]) for i in range(3))
         axes.errorbar(
             [m.point.tokens for m in points], median, (median - q1, q3 - median), marker=marker, color=colour,
-            label=f"measured, context {context}", elinewidth=1.2, **DOTS,
+            label=f"measured, context {context}", elinewidth=1.2, **_dots(points),
         )  # fmt: skip
     axes.set_title("Step time", loc="left", fontsize=10)
     axes.set_ylabel("ms")
-    axes.set_ylim(bottom=0)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_minor_locator(NullLocator())
     _legend(axes)
 
 
 def _marginal(axes: Axes, drawn: Curves) -> None:
     axes.stairs(1e3 * drawn.marginal, drawn.sizes, color=BLACK, linewidth=1.4, baseline=None)
     axes.axhline(0, color=GREY, linewidth=0.8)
-    average = 1e3 * drawn.alone_seconds[-1] / drawn.tokens[-1]
-    axes.axhline(average, color=ORANGE, linewidth=1.2, linestyle=(0, (5, 2)))
-    axes.annotate(
-        f"a token's share of a step of {drawn.tokens[-1]:,}", (1, average), xycoords=("axes fraction", "data"),
-        xytext=(-2, 3), textcoords="offset points", ha="right", va="bottom", fontsize=8, color=GREY,
-    )  # fmt: skip
+    last = int(drawn.tokens[-1])
+    average = 1e3 * float(drawn.alone_seconds[-1]) / last
+    axes.axhline(average, color=ORANGE, linewidth=1.2, linestyle=(0, (5, 2)), label=f"mean of a token at {last:,}")
+    _legend(axes)
     axes.set_title("Cost of one more verified token", loc="left", fontsize=10)
     axes.set_ylabel("ms/token")
 
@@ -107,16 +107,24 @@ def _free(axes: Axes, drawn: Curves) -> None:
         axes.plot([until], [share[until - 1]], marker="o", markersize=9, markerfacecolor="none", color=BLACK)
         axes.axvline(until, color=GREY, linewidth=0.9, linestyle=(0, (1, 1.5)))
         text = f"free up to {until:,} token{'s' * (until > 1)}"
+    at = until or int(drawn.tokens[-1])
+    left = at * at > drawn.tokens[-1]  # where there is more room, on the axis of logarithms
     axes.annotate(
-        text, (until or int(drawn.tokens[-1]), 1), xycoords=("data", "axes fraction"), xytext=(5 if until else 0, -12),
-        textcoords="offset points", fontsize=9, ha="left" if until else "right",
+        text, (at, 1), xycoords=("data", "axes fraction"), xytext=(-5 if left else 5, -12), fontsize=9,
+        textcoords="offset points", ha="right" if left else "left",
         path_effects=[withStroke(linewidth=2.5, foreground="white")],
     )  # fmt: skip
-    title = f"Where tokens stop being free (over {1 + FREE:g} × a single one), one sequence"
+    title = f"Where tokens stop being free: over {1 + FREE:g} × the step of one"
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylabel("× the step of one token")
     top = max(2.0, min(4.0, float(share.max())))
     axes.set_ylim(min(0.9, float(share.min())), top)
+
+
+def _dots(points: Sequence[Measured]) -> dict[str, Any]:
+    """Dots, smaller where they are many."""
+    size = 5.0 if len(points) < 25 else 3.5
+    return {"linestyle": "none", "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.4}
 
 
 def _shape(run: Run, context: int, blocks: bool) -> list[Measured]:
@@ -135,7 +143,7 @@ def _dress(axes: Axes, drawn: Curves, capture: int | None) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1000 else f"{v:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.4g}"))
     axes.tick_params(labelsize=9, color=GREY)
     axes.set_xlabel("tokens B in the forward", fontsize=9)
     axes.set_xlim(0.9, 1.1 * float(drawn.tokens[-1]))

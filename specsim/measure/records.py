@@ -65,7 +65,7 @@ def kv_room(shape: ModelShape, width: int, device_memory: float) -> int:
 
 
 def make_profile(
-    run: Run, sum_: Sum, *, name: str | None = None, command: str | None = None, kv_tokens: int | None = None
+    run: Run, sum_: Sum, name: str, *, command: str | None = None, kv_tokens: int | None = None
 ) -> Profile:
     """The hardware profile of a measurement: verification as a sum, the drafter, and where it all comes from."""
     drafts = run.of("draft")
@@ -92,7 +92,7 @@ def make_profile(
     return Profile.model_validate(
         {
             "schema": SCHEMA,
-            "name": name or f"{run.shape.name}-{'gpu' if run.graphs else 'cpu'}",
+            "name": name,
             "kind": "measured",
             "model": f"{run.shape.name}, {run.dtype}, random weights",
             "device": run.device,
