@@ -169,6 +169,8 @@ BAD = [
     (["--tokens", "1,1024", "--max-position", "512"], "--tokens: a chunk of 1024 tokens is beyond the 512"),
     (["--gamma", "0"], "--gamma: expected 1 to 64"),
     (["--max-seqs", "0"], "--max-seqs: expected 1"),
+    (["--draft-layers", "0"], "'--draft-layers': 0 is not in the range"),
+    (["--rank", "0"], "'--rank': 0 is not in the range"),
     (["--rounds", "2"], "--rounds, --input-sets: expected at least 3 and 1, got 2 and 3"),
     (["--minutes", "0"], "--minutes: expected a number above 0"),
     (["--capture", "1,2"], "--capture: CUDA graphs need --device cuda"),

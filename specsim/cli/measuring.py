@@ -73,12 +73,13 @@ def measure(
         _option(
             "--draft-layers",
             help="Of the drafter (default: parallel 5, or 2 below a width of 2048; else 1).",
+            min=1,
             panel=WHAT,
         ),
     ] = None,
     rank: Annotated[
         int | None,
-        _option("--rank", help="Of the Markov head (default: 256, or 32 below a width of 2048).", panel=WHAT),
+        _option("--rank", help="Of the Markov head (default: 256, or 32 below a width of 2048).", min=1, panel=WHAT),
     ] = None,
     tokens: Annotated[
         str | None, _option("--tokens", help="Tokens in the forward: 1,2,4,8 (default: by device).", panel=SIZES)
@@ -102,7 +103,7 @@ def measure(
         str, _option("--dtype", help="auto (bfloat16; CPU float32), float32, bfloat16, float16.", panel=HOW)
     ] = "auto",
     threads: Annotated[
-        int | None, _option("--threads", help="CPU threads (default: torch's).", min=1, panel=HOW)
+        int | None, _option("--threads", help="CPU threads (default: torch's).", min=1, max=1024, panel=HOW)
     ] = None,
     compiled: Annotated[
         bool | None,
