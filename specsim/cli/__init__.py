@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specsim.cli import drafting, fitting, importing, look, profile_show, profiling, roofline, run, traces
+from specsim.cli import drafting, fitting, importing, look, measuring, profile_show, profiling, roofline, run, traces
 from specsim.types import SpecsimError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(run.pareto)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)
+app.command()(measuring.measure)
 trace = typer.Typer(no_args_is_help=True, help="Look into arrivals and drafters' traces.")
 trace.command("inspect")(look.inspect)
 trace.command("compare")(traces.compare)
