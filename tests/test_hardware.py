@@ -141,6 +141,72 @@ def test_extrapolation_over_kv_follows_the_last_slope():
     assert p.step_seconds(16, kv_tokens=1000, extrapolate=True) == pytest.approx(1 + 4 + 1)
 
 
+# Sums of parts
+
+
+def parts(**fields):
+    """1 s + 0.1 s a token, 0.5 s a sequence beyond the first, 1 ms a KV token beyond 100."""
+    verify = {
+        "type": "additive", "tokens": [1, 11], "seconds": [1.1, 2.1], "below": "linear",
+        "num_seqs": [1, 5], "seqs_seconds": [0.0, 2.0], "kv_tokens": [100, 1100], "kv_seconds": [0.0, 1.0],
+    }  # fmt: skip
+    return make_profile(verify=verify | fields, host_seconds=10.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "drafts", "expected"),
+    [
+        (Shape(1), 0, 1.1),
+        (Shape(1, 50), 5, 1.6),  # below the first KV size: that size
+        (Shape(3, 600), 4, 1.7 + 1.0 + 0.5),
+        (Shape(2, 100, [4, 3], [0, 500]), 1, 2.0 + 1.5 + 0.5),  # prefills are sequences, and read their history
+    ],
+)
+def test_parts_add_up(shape, drafts, expected):
+    cost = step_cost(parts(), 11, 5, 0)
+    assert cost.seconds(shape, drafts) == pytest.approx(10 + expected)
+    assert cost.curve(shape, drafts)[-1] == pytest.approx(10 + expected)
+    assert not cost.is_outside(shape, drafts)
+
+
+@pytest.mark.parametrize(
+    ("shape", "drafts", "axis"),
+    [
+        (Shape(4), 8, r"12 tokens .* 1\.\.11"),
+        (Shape(6), 0, r"6 sequences .* 0\.\.5"),
+        (Shape(2, 1101), 0, r"1101 KV tokens .* 0\.\.1100"),
+    ],
+)
+def test_outside_a_part_the_axis_is_named_and_slopes_go_on(shape, drafts, axis):
+    with pytest.raises(SpecsimError, match=axis):
+        step_cost(parts(), 20, 20, 0).seconds(shape, drafts)
+    beyond = step_cost(parts(), 20, 20, 0, extrapolate=True)
+    assert beyond.is_outside(shape, drafts)
+    tokens, seqs, kv = shape.num_seqs + drafts, shape.num_seqs - 1, max(shape.kv_tokens - 100, 0)
+    assert beyond.seconds(shape, drafts) == pytest.approx(10 + 1 + 0.1 * tokens + 0.5 * seqs + 0.001 * kv)
+
+
+def test_a_flat_end_costs_the_last_price_whatever_the_step():
+    cost = step_cost(parts(above="flat"), 5000, 500, 0)
+    assert cost.seconds(Shape(400, 10**6), 4000) == pytest.approx(10 + 2.1 + 2.0 + 1.0)
+    assert not cost.is_outside(Shape(400, 10**6), 4000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"seqs_seconds": [0.0]}, "seqs_seconds: expected 2 entries"),
+        ({"num_seqs": [5, 1]}, r"num_seqs\[1\]: expected more than 5, got 1"),
+        ({"kv_seconds": None}, "kv_tokens, kv_seconds: expected both"),
+        ({"kv_seconds": [0.0]}, "kv_seconds: expected 2 entries"),
+        ({"low": [1.0]}, "low: expected 2 entries"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(fields, match):
+    with pytest.raises(ValueError, match=match):
+        parts(**fields)
+
+
 # Drafting
 
 

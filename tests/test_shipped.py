@@ -88,7 +88,7 @@ def test_profiles_load_and_say_where_they_come_from(path: Path) -> None:
     profile = ss.load_profile(path)
     assert profile.name == path.stem
     assert profile.provenance.source
-    assert np.all(ss.sps(profile, np.arange(*profile.verify.range)) > 0)
+    assert np.all(profile.step_seconds(np.arange(*profile.verify.range), num_seqs=1) > 0)
 
 
 def test_the_b300_profile_keeps_the_cliff() -> None:

@@ -19,6 +19,8 @@ from specsim.hardware.shape import Axis, Part, Prices, Shape, last_slope
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SecondsOrNone = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
+UNBOUNDED = 1 << 31
+"""The end of a range that has none."""
 
 
 class _Staircase(Part):
@@ -33,9 +35,8 @@ class _Staircase(Part):
     @property
     def range(self) -> tuple[int, int]:
         """Smallest and largest token count that has a price."""
-        return (1 if self.below == "next_size" else self.tokens[0]), self.tokens[
-            -1
-        ] if self.above != "flat" else 1 << 31
+        first = 1 if self.below == "next_size" else self.tokens[0]
+        return first, UNBOUNDED if self.above == "flat" else self.tokens[-1]
 
     def spread(self, column: tuple[float, ...], size: int, extrapolate: bool) -> Prices:
         """Seconds [size + 1] for 0..size tokens from one column of seconds by ``tokens``.
@@ -174,7 +175,7 @@ class Additive(Table1D):
             kv_slope=None if self.kv_tokens and not more else 0.0,
             extrapolate=extrapolate,
             range=self.range,
-            most_seqs=(1 << 31) if self.above == "flat" else self.num_seqs[-1],
+            most_seqs=UNBOUNDED if self.above == "flat" else self.num_seqs[-1],
         )
 
 
@@ -238,7 +239,7 @@ class TableSurface:
         """Tokens, and KV tokens where prices depend on them."""
         axes: list[Axis] = [("tokens", num_tokens, *self.range)]
         if len(self.kv_tokens) > 1:
-            axes.append(kv_axis(shape, self.kv_tokens[-1]))
+            axes.append(kv_axis(shape, int(self.kv_tokens[-1])))
         return axes
 
 
@@ -279,13 +280,14 @@ class AdditiveSurface:
         axes: list[Axis] = [("tokens", num_tokens, *self.range)]
         axes.append(("sequences", shape.num_seqs + len(shape.chunks), 0, self.most_seqs))
         if len(self.kv_at) > 1 or self.kv_price.any():
-            axes.append(kv_axis(shape, self.kv_at[-1]))
+            bounded = self.most_seqs < UNBOUNDED
+            axes.append(kv_axis(shape, int(self.kv_at[-1]) if bounded else UNBOUNDED))
         return axes
 
 
-def kv_axis(shape: Shape, most: float) -> Axis:
+def kv_axis(shape: Shape, most: int) -> Axis:
     """The axis of KV tokens read, by decodes and prefills."""
-    return ("KV tokens", math.ceil(shape.kv_tokens + sum(shape.histories)), 0, int(most))
+    return ("KV tokens", math.ceil(shape.kv_tokens + sum(shape.histories)), 0, most)
 
 
 def spread_line(
