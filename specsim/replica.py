@@ -80,6 +80,7 @@ class Replica:
         self.prefills: list[Prefill] = []
         self.gamma = tape.gamma if tape else 0
         self.width = 1 + self.gamma  # tokens that a decode reserves
+        self.needs_lengths = cost.surface.needs_lengths
         self.sync_seconds = cost.profile.sync_seconds if getattr(scheduler, "synchronous", False) else 0.0
         self.view_type = TapeOracleView if getattr(scheduler, "oracle", False) else TapeView
         self.previous: deque[StepRecord] = deque(maxlen=PREVIOUS)
@@ -216,11 +217,12 @@ class Replica:
 
     def _shape(self, n: int) -> Shape:
         """What this step's forward holds, drafts left out."""
-        shape = Shape(n, self.batch.kv_total)
-        if self.prefills:
+        if not self.prefills:
+            shape = Shape(n, self.batch.kv_total)
+        else:
             chunks = [p.chunk for p in self.prefills if p.chunk]
             shape = Shape(n, self.batch.kv_total, chunks, [p.done for p in self.prefills if p.chunk])
-        if self.cost.surface.needs_lengths and n:
+        if self.needs_lengths and n:
             lengths = self.batch.kv_tokens()
             shape = shape._replace(shortest=int(lengths.min()), longest=int(lengths.max()))
         return shape

@@ -100,7 +100,8 @@ class Profile(Part):
 class StepCost:
     """A profile spread out for one run, host time included.
 
-    ``draft`` [max num_seqs + 1] is measured up to ``draft_limit`` sequences (None: no drafter runs).
+    ``draft`` [max num_seqs + 1] is measured up to ``draft_limit`` sequences (None: no drafter runs);
+    ``last_tokens``: the largest step that the engine takes, where that is less than what was measured.
     """
 
     profile: Profile
@@ -108,16 +109,17 @@ class StepCost:
     draft: Prices
     draft_limit: int | None
     extrapolate: bool
-    max_tokens: int
+    host: float
+    last_tokens: int | None
 
     def curve(self, shape: Shape, most: int) -> Prices:
         """Seconds [most + 1] of a step with 0, 1, .. ``most`` draft tokens, drafting left out; infinite outside."""
         seconds = self.surface.curve(shape, most)
-        if self.profile.host_seconds:
-            seconds = seconds + self.profile.host_seconds
-        if self.max_tokens < self.profile.verify.range[1] and not self.extrapolate:
+        if self.host:
+            seconds = seconds + self.host
+        if self.last_tokens is not None:
             seconds = np.array(seconds)
-            seconds[max(0, self.max_tokens + 1 - shape.num_seqs - sum(shape.chunks)) :] = np.inf
+            seconds[max(0, self.last_tokens + 1 - shape.num_seqs - sum(shape.chunks)) :] = np.inf
         return seconds
 
     def seconds(self, shape: Shape, draft_tokens: int = 0) -> float:
@@ -180,7 +182,8 @@ def step_cost(
         draft=draft.spread(max_seqs, gamma, extrapolate) if gamma and draft else np.zeros(max_seqs + 1),
         draft_limit=draft.num_seqs[-1] if gamma and draft else None,
         extrapolate=extrapolate,
-        max_tokens=profile.last_tokens,
+        host=profile.host_seconds,
+        last_tokens=None if extrapolate or profile.last_tokens >= profile.verify.range[1] else profile.last_tokens,
     )
 
 
