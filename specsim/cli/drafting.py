@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shlex
 import tempfile
 import threading
 import time
@@ -24,6 +23,7 @@ from rich.console import Console
 
 from specsim.blocktrace import Trace, TraceMeta, write_trace
 from specsim.cli import show
+from specsim.cli.inputs import one_of, typed_command
 from specsim.cli.traces import conditional_summary, tau_summary
 from specsim.drafters import check_installed
 from specsim.files import check_apart, check_folder, check_output, read_text
@@ -96,9 +96,9 @@ def record(
     """
     _above_zero("--temperature", temperature, or_zero=True)
     sampling = "greedy" if temperature == 0 else draft_sampling or "probabilistic"
-    _one_of("--draft-sampling", sampling, ("probabilistic", "greedy"))
-    _one_of("--confidence", confidence, get_args(TraceMeta.model_fields["confidence_source"].annotation))
-    _one_of("--dtype", dtype, DTYPES)
+    one_of("--draft-sampling", sampling, ("probabilistic", "greedy"))
+    one_of("--confidence", confidence, get_args(TraceMeta.model_fields["confidence_source"].annotation))
+    one_of("--dtype", dtype, DTYPES)
     if temperature == 0 and responses_per_prompt > 1:
         raise SpecsimError("--responses-per-prompt: expected 1 at --temperature 0, which has one answer a prompt")
     outputs = {"--out": out, "--json": json}
@@ -124,7 +124,7 @@ def record(
     meta = TraceMeta.model_validate(
         {"drafter": spec.name, "target": llm.name, "gamma": model.gamma, "kind": "dense", "temperature": temperature,
          "draft_sampling": sampling, "confidence_source": source, "dataset": _named(prompts), "seed": seed,
-         "command": _command(context), "versions": _versions()}
+         "command": typed_command(context), "versions": _versions()}
     )  # fmt: skip
     recipe = _recipe(llm, model.target_layers, temperature, max_tokens, seed, batch, model.gamma)
     with _folder(work) as folder:
@@ -186,7 +186,7 @@ def train_drafter(
     """
     _above_zero("--temperature", temperature, or_zero=True)
     _above_zero("--learning-rate", learning_rate)
-    _one_of("--dtype", dtype, DTYPES)
+    one_of("--dtype", dtype, DTYPES)
     check_apart({"--work": work, "--out": out}, {"--prompts": prompts, "--target": Path(target), "--start": start})
     for folder in (work, out):
         check_folder(folder)
@@ -196,7 +196,7 @@ def train_drafter(
     from specsim.drafters.target import load_target
     from specsim.drafters.train import Kind, Training, check_shape, train
 
-    _one_of("--kind", kind, get_args(Kind))
+    one_of("--kind", kind, get_args(Kind))
     training = Training.model_validate(
         {"kind": kind, "gamma": gamma, "num_layers": num_layers, "intermediate_size": intermediate_size, "rank": rank,
          "vocabulary": vocabulary, "blocks": blocks, "rows": rows, "anchors": anchors, "learning_rate": learning_rate,
@@ -215,7 +215,7 @@ def train_drafter(
     )  # fmt: skip
     open_run(out, run)
     recipe = _recipe(llm, read, temperature, max_tokens, seed, batch, gamma)
-    notes = {"target": llm.name, "prompts": _named(prompts), "command": _command(context), "versions": _versions()}
+    notes = {"target": llm.name, "prompts": _named(prompts), "command": typed_command(context), "versions": _versions()}
     with _resumable():
         with show.progress("steps of answering") as report:
             recipe, responses = answer(llm, asked, work, recipe, report)
@@ -351,23 +351,9 @@ def _loss(row: dict[str, Any]) -> float:
     return float(sum(row.get(part, 0.0) for part in ("ce", "l1", "bce")))
 
 
-def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
-    if value is not None and value not in known:
-        raise SpecsimError(f"{option}: expected {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
-
-
 def _above_zero(option: str, value: float, or_zero: bool = False) -> None:
     if not (0 < value < math.inf or (or_zero and value == 0)):
         raise SpecsimError(f"{option}: expected a number {'of 0 or more' if or_zero else 'above 0'}, got {value}")
-
-
-def _command(context: typer.Context) -> str:
-    """The command line, as it could be typed again."""
-    words = ["specsim", str(context.info_name)]
-    for parameter in context.command.params:
-        if str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE"):
-            words += [parameter.opts[0], str(context.params[str(parameter.name)])]
-    return shlex.join(words)
 
 
 def _named(path: Path) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import shlex
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import typer
 
 from specsim import schedulers
 from specsim.acceptance import Drafter, load_drafter
@@ -153,6 +156,26 @@ def _line_in(error: BaseException, path: Path) -> int | str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line if line is not None else "?"
+
+
+def one_of(option: str, value: str | None, known: Sequence[str]) -> None:
+    """SpecsimError, in the option's name, unless ``value`` is None or one of ``known``."""
+    if value is not None and value not in known:
+        raise SpecsimError(f"{option}: expected {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
+
+
+def typed_command(context: typer.Context) -> str:
+    """The command line, as it could be typed again."""
+    words = ["specsim", str(context.info_name)]
+    for parameter in context.command.params:
+        if not str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE"):
+            continue
+        value = context.params[str(parameter.name)]
+        if isinstance(value, bool):
+            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+        else:
+            words += [parameter.opts[0], str(value)]
+    return shlex.join(words)
 
 
 def parse_numbers(option: str, text: str, whole: bool = False) -> list[float]:

@@ -6,7 +6,6 @@ Torch is imported by the verb, not by this module: the command line works withou
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli import show
+from specsim.cli.inputs import one_of, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import Profile, save_profile
 from specsim.measure import check_installed
@@ -146,8 +146,8 @@ def measure(
         raise SpecsimError(f"--picture: {picture}: suffix {picture.suffix!r}, expected .png or .svg")
     for option, path in files.items():
         check_output(option, path)
-    _one_of("--drafter", drafter, ("parallel", "autoregressive", "none"))
-    _one_of("--attention", attention, ("paged", "padded"))
+    one_of("--drafter", drafter, ("parallel", "autoregressive", "none"))
+    one_of("--attention", attention, ("paged", "padded"))
     if not (rounds >= 3 and input_sets >= 1):
         raise SpecsimError(f"--rounds, --input-sets: expected at least 3 and 1, got {rounds} and {input_sets}")
     for option, value in (("--minutes", minutes), ("--device-memory", device_memory)):
@@ -197,7 +197,7 @@ def measure(
             graphs=bool(grid.capture),
         )  # fmt: skip
     sum_ = decompose(run.of("verify", "chunk"), grid)
-    command = _command(context)
+    command = typed_command(context)
     profile = make_profile(run, sum_, name or f"{shape.name}-{on.type}", command=command, kv_tokens=room)
     save_profile(profile, out)
     write_log(run, sum_, log, command)
@@ -282,22 +282,3 @@ def _print(run: Run, sum_: Sum, profile: Profile) -> None:
     console.print(f"Verified tokens are free (the step within {FREE:.0%} of a single token's) {said}.", soft_wrap=True)
     if run.rounds < run.settings.rounds:
         console.print(f"Time was up after {run.rounds} of {run.settings.rounds} rounds (--minutes).", soft_wrap=True)
-
-
-def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
-    if value is not None and value not in known:
-        raise SpecsimError(f"{option}: expected {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
-
-
-def _command(context: typer.Context) -> str:
-    """The command line, as it could be typed again."""
-    words = ["specsim", str(context.info_name)]
-    for parameter in context.command.params:
-        if not str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE"):
-            continue
-        value = context.params[str(parameter.name)]
-        if isinstance(value, bool):
-            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
-        else:
-            words += [parameter.opts[0], str(value)]
-    return shlex.join(words)

@@ -11,7 +11,6 @@ import typer
 
 from specsim.acceptance import load_drafter
 from specsim.cli import show
-from specsim.cli.inputs import parse_numbers
 from specsim.files import check_apart, check_output
 from specsim.hardware import Prices, Profile, load_profile
 from specsim.marginal import (
@@ -27,7 +26,7 @@ from specsim.types import SpecsimError
 MOST_TOKENS = 16384
 """The largest step shown of a profile whose range has no end of its own."""
 NO_END = 1 << 17
-CASES = "1,8,32,128"
+CASES = (1, 8, 32, 128)
 
 
 def profile_show(
@@ -38,7 +37,7 @@ def profile_show(
         typer.Option(
             "--num-seqs",
             help="Sequences in the table of SPS(B), tokens beyond one each being drafts (default: B), and in that of "
-            f"survivals (default: {CASES}).",
+            f"survivals (default: {','.join(map(str, CASES))}).",
             min=1,
         ),
     ] = None,
@@ -89,7 +88,7 @@ def profile_show(
         raise SpecsimError(f"--picture: expected a .png or .svg file, got {picture}")
     profiles = _named([load_profile(file) for file in files])
     survival, by_position, gamma = _survivals(trace, gamma)
-    cases = [num_seqs] if num_seqs else [int(r) for r in parse_numbers("num-seqs", CASES, whole=True)]
+    cases = [num_seqs] if num_seqs else list(CASES)
     tokens = _token_counts(list(profiles.values()), num_seqs)
     console = show.console()
     data: dict[str, Any] = {"context": context, "num_seqs": num_seqs, "gamma": gamma, "profiles": []}

@@ -10,11 +10,11 @@ import numpy as np
 import typer
 
 from specsim.cli import show
+from specsim.cli.inputs import one_of
 from specsim.files import check_apart, check_output
 from specsim.hardware import Layered, Profile, Roofline, Shape, save_profile, step_cost
 from specsim.importers.profile_parts import Ask
 from specsim.importers.profiles import FORMATS, load_profile_source
-from specsim.types import SpecsimError
 
 
 def import_profile(
@@ -101,8 +101,7 @@ def import_profile(
     check_apart(outputs, {"FILE_OR_DIR": file, "--draft": draft, "--config": config})
     for option, path in outputs.items():
         check_output(option, path)
-    if kv_reads not in (None, "once", "per_query"):
-        raise SpecsimError(f"--kv-reads: expected once or per_query, got {kv_reads!r}")
+    one_of("--kv-reads", kv_reads, ("once", "per_query"))
     answers: dict[str, Any] = {
         "name": name, "model": model, "device": device, "gpus": gpus, "tp": tp, "engine": engine,
         "kv_tokens": kv_tokens, "max_num_tokens": max_num_tokens, "host_seconds": host_seconds, "date": date,

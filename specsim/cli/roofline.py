@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from specsim.cli import show
+from specsim.cli.inputs import one_of
 from specsim.files import check_apart, check_output
 from specsim.hardware import DEVICES, find_device, find_model, roofline_profile, save_profile
 from specsim.hardware.devices import BANDWIDTH_EFFICIENCY, FLOPS_EFFICIENCY, KERNEL_SECONDS, RESERVE_BYTES
@@ -69,17 +70,20 @@ def roofline(
     check_output("--out", out)
     check_output("--json", json)
     shares = _shares(efficiency)
+    one_of("--dtype", dtype, tuple(BYTES))
+    one_of("--kv-dtype", kv_dtype, tuple(BYTES))
+    one_of("--draft-type", draft_type, ("parallel", "autoregressive"))
     profile = roofline_profile(
         find_model(model),
         find_device(device),
         tp=tp,
-        weights=_dtype("--dtype", dtype),
-        kv=_dtype("--kv-dtype", kv_dtype),
+        weights=cast(Dtype, dtype),
+        kv=cast(Dtype, kv_dtype),
         utilisation=utilisation,
         reserve_bytes=reserve_gib * 2**30,
         draft_layers=draft_layers,
         gamma=gamma,
-        draft_type=cast(Literal["parallel", "autoregressive"], _draft_type(draft_type)),
+        draft_type=cast(Literal["parallel", "autoregressive"], draft_type),
         context=context,
         host_seconds=host_ms * 1e-3,
         name=name,
@@ -107,18 +111,6 @@ def _path(text: str) -> Path | None:
     """The file that an option of a preset or a file names."""
     path = Path(text)
     return path if path.is_file() else path / "config.json" if path.is_dir() else None
-
-
-def _dtype(option: str, text: str) -> Dtype:
-    if text not in BYTES:
-        raise SpecsimError(f"{option}: expected {' or '.join(BYTES)}, got {text!r}")
-    return text
-
-
-def _draft_type(text: str) -> str:
-    if text not in ("parallel", "autoregressive"):
-        raise SpecsimError(f"--draft-type: expected parallel or autoregressive, got {text!r}")
-    return text
 
 
 def _shares(text: str) -> list[float]:
