@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.hardware import Prices, Profile, Shape, StepCost, step_cost
+from specsim.hardware import Prices, Profile, Shape, step_cost
 from specsim.schedulers import DSparkAsync, DSparkGreedy, NoSpec, StaticGamma, scheduler_name
 from specsim.views import StepView
 
@@ -60,11 +60,7 @@ def draft_curve(profile: Profile, num_seqs: int, gamma: int, context: float, *, 
     most = num_seqs * gamma
     drafts = gamma if profile.draft is not None else 0
     cost = step_cost(profile, num_seqs + most, num_seqs, drafts, extrapolate=extrapolate)
-    return _curve(cost, num_seqs, most, context) + float(cost.draft[num_seqs])
-
-
-def _curve(cost: StepCost, num_seqs: int, most: int, context: float) -> Prices:
-    return cost.curve(shape_of(num_seqs, context), most)
+    return cost.curve(shape_of(num_seqs, context), most) + float(cost.draft[num_seqs])
 
 
 def expected_tokens(

@@ -128,9 +128,9 @@ def _print_imported(profile: Profile, out: Path, json: Path | None) -> None:
     rows: list[list[Any]] = []
     steps: list[dict[str, Any]] = []
     examples = _examples(profile)
-    cost = step_cost(profile, max(_tokens(*example[:2]) for example in examples), 256, 0)
+    cost = step_cost(profile, max(shape.num_tokens + drafts for shape, drafts, _ in examples), 256, 0)
     for shape, draft_tokens, what in examples:
-        tokens, seconds = _tokens(shape, draft_tokens), float(cost.curve(shape, draft_tokens)[draft_tokens])
+        tokens, seconds = shape.num_tokens + draft_tokens, float(cost.curve(shape, draft_tokens)[draft_tokens])
         if np.isfinite(seconds):  # inside what was measured
             rows.append([what, tokens, show.milliseconds(seconds), tokens / seconds])
             steps.append({"step": what, "tokens": tokens, "seconds": seconds})
@@ -142,10 +142,6 @@ def _print_imported(profile: Profile, out: Path, json: Path | None) -> None:
     if json is not None:
         data = {"name": profile.name, "model": profile.model, "device": profile.device, "type": profile.verify.type}
         show.write_json_file(json, data | {"steps": steps, "notes": notes})
-
-
-def _tokens(shape: Shape, draft_tokens: int) -> int:
-    return shape.num_seqs + sum(shape.chunks) + draft_tokens
 
 
 def _examples(profile: Profile) -> list[tuple[Shape, int, str]]:

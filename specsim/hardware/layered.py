@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.hardware.attention import Buckets, Grid
-from specsim.hardware.shape import Axis, Part, Prices, Shape, last_slope
-from specsim.hardware.tables import Count, Seconds, SecondsOrNone, increasing, same_length
+from specsim.hardware.shape import Axis, Part, Prices, Shape
+from specsim.hardware.tables import Count, Seconds, SecondsOrNone, increasing, padded, same_length, spread_line
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0, le=1 << 31)]
@@ -171,7 +171,7 @@ class LayeredSurface:
     def curve(self, shape: Shape, most: int) -> Prices:
         """Seconds [most + 1] with 0..``most`` draft tokens."""
         n, chunks = shape.num_seqs, shape.chunks
-        base, rows = n + sum(chunks), n + len(chunks)
+        base, rows = shape.num_tokens, n + len(chunks)
         context = shape.kv_tokens / n if n else 0.0
         attention: Any = self._attention(shape, n, context)
         if self.per_query and n and most:
@@ -232,10 +232,6 @@ def _uneven(mean: float, longest: float, alpha: float) -> float:
 
 def _spread(curve: Curve, size: int, extrapolate: bool) -> Prices:
     """Prices [size + 2] at 0..size and, infinite, beyond."""
-    at, price = np.array(curve.at, dtype=np.float64), np.array(curve.seconds)
-    count = np.arange(size + 1)
-    out = np.interp(count, at, price)
-    beyond = count > at[-1]
-    out[beyond] = price[-1] + last_slope(at, price) * (count[beyond] - at[-1]) if extrapolate else np.inf
+    out = spread_line(curve.at, curve.seconds, size, extrapolate)
     out[0] = 0.0
-    return np.append(out, np.inf)
+    return padded(out)

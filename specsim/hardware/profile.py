@@ -119,7 +119,7 @@ class StepCost:
             seconds = seconds + self.host
         if self.last_tokens is not None:
             seconds = np.array(seconds)
-            seconds[max(0, self.last_tokens + 1 - shape.num_seqs - sum(shape.chunks)) :] = np.inf
+            seconds[max(0, self.last_tokens + 1 - shape.num_tokens) :] = np.inf
         return seconds
 
     def seconds(self, shape: Shape, draft_tokens: int = 0) -> float:
@@ -148,7 +148,7 @@ class StepCost:
         )
 
     def _axes(self, shape: Shape, draft_tokens: int) -> list[Axis]:
-        tokens = shape.num_seqs + sum(shape.chunks) + draft_tokens
+        tokens = shape.num_tokens + draft_tokens
         axes = self.surface.axes(shape, tokens)
         if self.profile.max_num_tokens:
             axes.insert(0, ("tokens", tokens, self.profile.verify.range[0], self.profile.last_tokens))

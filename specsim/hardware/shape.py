@@ -35,6 +35,11 @@ class Shape(NamedTuple):
     shortest: float = 0
     longest: float = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the forward, drafts left out."""
+        return self.num_seqs + sum(self.chunks)
+
 
 class Surface(Protocol):
     """A verify cost spread out for one run."""

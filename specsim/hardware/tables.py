@@ -107,7 +107,7 @@ class Table1D(_Staircase):
     def surface(self, max_tokens: int, max_seqs: int, extrapolate: bool) -> TableSurface:
         """Spread out for steps of up to ``max_tokens`` tokens; prices depend on nothing else."""
         return TableSurface(
-            _padded(self.spread(self.seconds, max_tokens, extrapolate))[None, :], np.zeros(1), self.range
+            padded(self.spread(self.seconds, max_tokens, extrapolate))[None, :], np.zeros(1), self.range
         )
 
 
@@ -134,7 +134,7 @@ class Table2D(_Staircase):
     def surface(self, max_tokens: int, max_seqs: int, extrapolate: bool) -> TableSurface:
         """Spread out for steps of up to ``max_tokens`` tokens, one row of prices a KV column."""
         columns = zip(*self.seconds, strict=True)
-        prices = np.stack([_padded(self.spread(column, max_tokens, extrapolate)) for column in columns])
+        prices = np.stack([padded(self.spread(column, max_tokens, extrapolate)) for column in columns])
         return TableSurface(prices, np.array(self.kv_tokens, dtype=np.float64), self.range, extrapolate)
 
 
@@ -165,17 +165,17 @@ class Additive(Table1D):
 
     def surface(self, max_tokens: int, max_seqs: int, extrapolate: bool) -> AdditiveSurface:  # type: ignore[override]
         """Spread out for steps of up to ``max_tokens`` tokens and ``max_seqs`` sequences."""
-        more = extrapolate or self.above == "flat"
-        kv = self.kv_tokens or (0,)
+        flat = self.above == "flat"
+        kv_at, kv_price = np.array(self.kv_tokens or (0,), dtype=np.float64), np.array(self.kv_seconds or (0.0,))
+        bounded = self.kv_tokens is not None and not flat and not extrapolate
         return AdditiveSurface(
-            tokens=_padded(self.spread(self.seconds, max_tokens, extrapolate)),
-            seqs=spread_line(self.num_seqs, self.seqs_seconds, max_seqs, more, flat=self.above == "flat"),
-            kv_at=np.array(kv, dtype=np.float64),
-            kv_price=np.array(self.kv_seconds or (0.0,)),
-            kv_slope=None if self.kv_tokens and not more else 0.0,
-            extrapolate=extrapolate,
+            tokens=padded(self.spread(self.seconds, max_tokens, extrapolate)),
+            seqs=spread_line(self.num_seqs, self.seqs_seconds, max_seqs, extrapolate or flat, flat),
+            kv_at=kv_at,
+            kv_price=kv_price,
+            kv_slope=math.inf if bounded else last_slope(kv_at, kv_price) if extrapolate else 0.0,
             range=self.range,
-            most_seqs=UNBOUNDED if self.above == "flat" else self.num_seqs[-1],
+            most_seqs=UNBOUNDED if flat else self.num_seqs[-1],
         )
 
 
@@ -245,14 +245,13 @@ class TableSurface:
 
 @dataclass(frozen=True)
 class AdditiveSurface:
-    """Prices by tokens [max tokens + 2] and by sequences [max + 1], and points by KV tokens."""
+    """Prices by tokens [max tokens + 2] and by sequences [max + 1], and points by KV tokens with what follows them."""
 
     tokens: Prices
     seqs: Prices
     kv_at: Prices
     kv_price: Prices
-    kv_slope: float | None
-    extrapolate: bool
+    kv_slope: float
     range: tuple[int, int]
     most_seqs: int
     needs_lengths = False
@@ -270,10 +269,7 @@ class AdditiveSurface:
     def _kv(self, kv: float) -> float:
         if kv <= self.kv_at[-1]:
             return float(np.interp(kv, self.kv_at, self.kv_price))
-        if self.kv_slope is None:
-            return math.inf
-        slope = last_slope(self.kv_at, self.kv_price) if self.extrapolate else 0.0
-        return float(self.kv_price[-1] + slope * (kv - self.kv_at[-1]))
+        return float(self.kv_price[-1] + self.kv_slope * (kv - self.kv_at[-1]))
 
     def axes(self, shape: Shape, num_tokens: int) -> list[Axis]:
         """Tokens, sequences, and KV tokens where prices depend on them."""
@@ -302,7 +298,7 @@ def spread_line(
     return np.asarray(out, dtype=np.float64)
 
 
-def _padded(prices: Prices) -> Prices:
+def padded(prices: Prices) -> Prices:
     """The prices with one entry more, which stands for any larger count: infinite."""
     return np.append(prices, np.inf)
 
