@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
 from specsim.hardware import Additive, DraftCost
+from specsim.hardware.shape import last_slope
 from specsim.types import SpecsimError, stream
 
 Array = NDArray[np.float64]
@@ -136,13 +137,17 @@ class StepFit:
 
     def interval(self, row: Row, share: float = 0.9) -> tuple[float, float]:
         """The interval of ``row``'s speed over the draws."""
-        low, high = np.quantile([d.speed(row) for d in self.draws], [(1 - share) / 2, (1 + share) / 2])
-        return float(low), float(high)
+        return _middle([d.speed(row) for d in self.draws], share)
 
     def tau_interval(self, method: str, share: float = 0.9) -> tuple[float, float]:
         """The interval of a method's τ over the draws."""
-        low, high = np.quantile([d.tau[method] for d in self.draws], [(1 - share) / 2, (1 + share) / 2])
-        return float(low), float(high)
+        return _middle([d.tau[method] for d in self.draws], share)
+
+    @property
+    def fitted_taus(self) -> dict[str, tuple[float, float, float]]:
+        """τ of the methods whose rows do not tell it, each with its 90 % interval."""
+        taus = {method: (tau, *self.tau_interval(method)) for method, tau in self.best.tau.items()}
+        return {method: found for method, found in taus.items() if found[2] > found[1]}
 
 
 def fit_steps(
@@ -180,23 +185,19 @@ class _Problem:
             row.method: row.tau_range or (1.0, 1.0 + row.gamma) for row in self.rows if row.method not in self.fixed
         }
         self.methods = list(self.ranges)
-        middle = {m: (low + high) / 2 for m, (low, high) in self.ranges.items()}
-        self.start = {m: middle.get(m, t) for m, t in (self.fixed | middle).items()}
+        self.told = {row.method for row in self.rows if row.tau_range is not None}  # not just the widest range
+        self.start = self.fixed | {m: (low + high) / 2 for m, (low, high) in self.ranges.items()}
         self.seqs = _doublings(max(row.decoding for row in self.rows))
 
     def solve(self, at: Solution | None = None, rng: np.random.Generator | None = None) -> Solution:
         """The best curves, or with ``rng`` those of one draw of the noise and of the unknown τ."""
         factors = np.exp(self.noise * rng.standard_normal(len(self.rows))) if rng else np.ones(len(self.rows))
-        wanted = {m: (rng.uniform(*r) if rng else sum(r) / 2) for m, r in self.ranges.items() if self._is_told(m)}
+        wanted = {m: (rng.uniform(*r) if rng else sum(r) / 2) for m, r in self.ranges.items() if m in self.told}
         tau = dict(at.tau) if at else self.start
         for _ in range(1 if at else ROUNDS):
             solution = self._solve(tau, factors, wanted, is_draw=rng is not None)
             tau = solution.tau
         return solution
-
-    def _is_told(self, method: str) -> bool:
-        """Whether the rows give a range for its τ, rather than the widest possible."""
-        return any(row.tau_range is not None for row in self.rows if row.method == method)
 
     def _solve(self, tau: dict[str, float], factors: Array, wanted: dict[str, float], is_draw: bool) -> Solution:
         rows, methods = self.rows, self.methods
@@ -226,11 +227,8 @@ class _Problem:
                 equation(terms, 0.0, self.noise * step)
             else:
                 equation(terms, self.fixed[row.method] * per_token, self.noise * step)
-        order = np.argsort(held)
-        typical_b, typical_r = (
-            np.interp(tokens, held[order], steps[order]),
-            np.interp(seqs, *_sorted([row.decoding for row in rows], steps)),
-        )
+        typical_b = np.interp(tokens, *_sorted(held, steps))
+        typical_r = np.interp(seqs, *_sorted([row.decoding for row in rows], steps))
         for at, first, typical in ((tokens, 1, typical_b), (seqs, nf, typical_r)):
             for i in range(1, len(at) - 1):
                 ratio = (at[i + 1] - at[i]) / (at[i] - at[i - 1])
@@ -287,10 +285,16 @@ def _line(x: float, at: Array, price: Array) -> float:
     """The piecewise linear curve at ``x``, at the last slope beyond its end."""
     if x <= at[-1]:
         return float(np.interp(x, at, price))
-    return float(price[-1] + (price[-1] - price[-2]) / (at[-1] - at[-2]) * (x - at[-1]))
+    return float(price[-1] + last_slope(at, price) * (x - at[-1]))
 
 
-def _sorted(x: Sequence[float], y: Array) -> tuple[Array, Array]:
+def _middle(values: Sequence[float], share: float) -> tuple[float, float]:
+    """The interval that holds the middle ``share`` of the values."""
+    low, high = np.quantile(values, [(1 - share) / 2, (1 + share) / 2])
+    return float(low), float(high)
+
+
+def _sorted(x: Sequence[float] | Array, y: Array) -> tuple[Array, Array]:
     order = np.argsort(x)
     return np.asarray(x, dtype=np.float64)[order], y[order]
 

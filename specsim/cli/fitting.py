@@ -93,11 +93,7 @@ def profile_fit(
 def _notes(fit: StepFit, noise: float) -> str:
     fitted = [row for row in fit.rows if not row.check]
     errors = [abs(fit.best.speed(row) / row.speed - 1) for row in fitted]
-    taus = []
-    for method, tau in fit.best.tau.items():
-        low, high = fit.tau_interval(method)
-        if high > low:
-            taus.append(f"{method} {tau:.2f} ({low:.2f}..{high:.2f})")
+    taus = [f"{method} {tau:.2f} ({low:.2f}..{high:.2f})" for method, (tau, low, high) in fit.fitted_taus.items()]
     return (
         f"Seconds by tokens, by sequences and for drafting, fitted to {len(fitted)} loads of relative noise {noise:g} "
         f"(worst row {max(errors):.1%} off); prompts in the steps and the engine's host time are inside. "
@@ -150,10 +146,8 @@ def _print(fit: StepFit, table: list[dict[str, Any]], out: Path) -> None:
     beyond = any(e["extrapolated"] for e in table)
     caption = f"* beyond the {fit.last_tokens:,.0f} tokens that were fitted: the last slope goes on" if beyond else None
     console.print(show.table("Tokens a second and user", heads, rows, caption))
-    for method, tau in fit.best.tau.items():
-        low, high = fit.tau_interval(method)
-        if high > low:
-            console.print(f"tau of {method}: {tau:.2f}, 90 % interval {low:.2f} – {high:.2f}")
+    for method, (tau, low, high) in fit.fitted_taus.items():
+        console.print(f"tau of {method}: {tau:.2f}, 90 % interval {low:.2f} – {high:.2f}")
     checked = [abs(e["error"]) for e in table if e["role"] == "check"]
     if checked:
         mean, worst = sum(checked) / len(checked), max(checked)
