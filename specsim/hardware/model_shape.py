@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -180,16 +181,32 @@ def find_model(model: str) -> ModelShape:
     Raises SpecsimError for an unknown name, a missing field, and a model that the shape does not describe
     (latent attention, sliding windows, hybrids, several modalities).
     """
-    if preset := PRESETS.get(model.lower()):
-        return preset
+    return PRESETS.get(model.lower()) or read_model(config_path(model, PRESETS))
+
+
+def config_path(model: str, presets: Collection[str]) -> Path:
+    """The config.json that ``model``, a file or a folder, names; SpecsimError where it may have meant a preset."""
     path = Path(model)
     if path.is_dir():
         path /= "config.json"
     if not path.exists() and path.suffix != ".json":
-        near = difflib.get_close_matches(model.lower(), PRESETS, 1)
+        near = difflib.get_close_matches(model.lower(), presets, 1)
         hint = f", did you mean {near[0]}?" if near else ""
-        raise SpecsimError(f"--model: {model!r}: expected one of {', '.join(PRESETS)} or a config.json{hint}")
-    return read_model(path)
+        raise SpecsimError(f"--model: {model!r}: expected one of {', '.join(presets)} or a config.json{hint}")
+    return path
+
+
+def head_width(path: Path, hidden: int, heads: int) -> int:
+    """The width of a head where a config.json does not give it; SpecsimError unless the heads divide ``hidden``."""
+    if heads < 1 or hidden % heads:
+        raise SpecsimError(f"{path}: num_attention_heads: expected a divisor of {hidden}, got {heads}")
+    return hidden // heads
+
+
+def short_name(path: Path, given: object) -> str:
+    """A model's short name: its config's own, or the folder's, or the file's."""
+    own = str(given or "").rstrip("/").rpartition("/")[2]
+    return own or (path.absolute().parent.name if path.name == "config.json" else path.stem)
 
 
 def read_model(path: Path) -> ModelShape:
@@ -198,8 +215,7 @@ def read_model(path: Path) -> ModelShape:
     more = config.model_extra or {}
     _refuse_unlike(path, config, more)
     heads = config.num_attention_heads
-    if config.head_dim is None and config.hidden_size % heads:
-        raise SpecsimError(f"{path}: num_attention_heads: expected a divisor of {config.hidden_size}, got {heads}")
+    head_dim = config.head_dim or head_width(path, config.hidden_size, heads)
     experts = config.num_experts or config.num_local_experts or config.n_routed_experts or 0
     moe_layers = _moe_layers(config) if experts and config.model_type in MOE else 0
     if moe_layers and config.num_experts_per_tok is None:
@@ -208,12 +224,12 @@ def read_model(path: Path) -> ModelShape:
     width = config.moe_intermediate_size or config.intermediate_size
     shared = config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width
     fields: dict[str, Any] = {
-        "name": _name(path, more.get("_name_or_path")),
+        "name": short_name(path, more.get("_name_or_path")),
         "hidden": config.hidden_size,
         "layers": config.num_hidden_layers,
         "heads": heads,
         "kv_heads": config.num_key_value_heads or heads,
-        "head_dim": config.head_dim or config.hidden_size // heads,
+        "head_dim": head_dim,
         "intermediate": config.intermediate_size if moe_layers < config.num_hidden_layers else 0,
         "vocab": config.vocab_size,
         "tied": config.tie_word_embeddings,
@@ -255,12 +271,6 @@ def _moe_layers(config: _Config) -> int:
     dense = set(config.mlp_only_layers or ())
     layers = range(config.first_k_dense_replace, config.num_hidden_layers)
     return sum((i + 1) % config.decoder_sparse_step == 0 for i in layers if i not in dense)
-
-
-def _name(path: Path, given: object) -> str:
-    """A short name: the config's own, or the folder's, or the file's."""
-    own = str(given or "").rstrip("/").rpartition("/")[2]
-    return own or (path.absolute().parent.name if path.name == "config.json" else path.stem)
 
 
 def kv_bytes_on_gpu(model: ModelShape, dtype: Dtype, tp: int) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from specsim.files import read_json
+from specsim.hardware.model_shape import PRESETS as KNOWN
+from specsim.hardware.model_shape import config_path, head_width, short_name
 from specsim.types import SpecsimError
 
 QK_NORM = {"llama": False, "mistral": False, "qwen2": False, "qwen3": True}
@@ -64,15 +64,20 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * width
 
 
-# The public config.json of each model.
+def _preset(name: str, qk_norm: bool, max_position: int) -> ModelShape:
+    """A preset of the roofline's, with what its public config.json says besides."""
+    m = KNOWN[name]
+    return ModelShape(
+        name, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab, m.tied, qk_norm,
+        max_position,
+    )  # fmt: skip
+
+
 PRESETS = {
     shape.name: shape
     for shape in (
-        ModelShape("qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, True, True, 40960),
-        ModelShape("qwen3-8b", 4096, 36, 32, 8, 128, 12288, 151936, False, True, 40960),
-        ModelShape("qwen3-14b", 5120, 40, 40, 8, 128, 17408, 151936, False, True, 40960),
-        ModelShape("qwen3-32b", 5120, 64, 64, 8, 128, 25600, 151936, False, True, 40960),
-        ModelShape("llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, False, False, 131072),
+        *(_preset(f"qwen3-{size}", True, 40960) for size in ("4b", "8b", "14b", "32b")),
+        _preset("llama-3.1-8b", False, 131072),
         ModelShape("smollm2-135m", 576, 30, 9, 3, 64, 1536, 49152, True, False, 8192),
     )
 }
@@ -121,13 +126,7 @@ def describe(shape: ModelShape) -> dict[str, Any]:
 
 
 def _read(model: str) -> ModelShape:
-    path = Path(model)
-    if path.is_dir():
-        path /= "config.json"
-    if not path.exists() and path.suffix != ".json":
-        near = difflib.get_close_matches(model.lower(), PRESETS, 1)
-        hint = f", did you mean {near[0]}?" if near else ""
-        raise SpecsimError(f"--model: {model!r}: expected one of {', '.join(PRESETS)} or a config.json{hint}")
+    path = config_path(model, PRESETS)
     config = read_json(path, _Config)
     more = config.model_extra or {}
     experts = next((k for k, v in more.items() if "expert" in k and isinstance(v, int) and v > 1), None)
@@ -137,24 +136,17 @@ def _read(model: str) -> ModelShape:
     if config.model_type not in QK_NORM:
         raise SpecsimError(f"{path}: model_type: expected one of {', '.join(QK_NORM)}, got {config.model_type!r}")
     heads = config.num_attention_heads
-    if config.head_dim is None and (heads < 1 or config.hidden_size % heads):
-        raise SpecsimError(f"{path}: num_attention_heads: expected a divisor of {config.hidden_size}, got {heads}")
+    head_dim = config.head_dim or head_width(path, config.hidden_size, heads)
     return ModelShape(
-        name=_name(path, more.get("_name_or_path")),
+        name=short_name(path, more.get("_name_or_path")),
         hidden=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=config.num_key_value_heads or heads,
-        head_dim=config.head_dim or config.hidden_size // heads,
+        head_dim=head_dim,
         intermediate=config.intermediate_size,
         vocab=config.vocab_size,
         tied=config.tie_word_embeddings,
         qk_norm=QK_NORM[config.model_type],
         max_position=config.max_position_embeddings,
     )
-
-
-def _name(path: Path, given: object) -> str:
-    """A short name: the config's own, or the folder's, or the file's."""
-    own = str(given or "").rstrip("/").rpartition("/")[2]
-    return own or (path.absolute().parent.name if path.name == "config.json" else path.stem)
