@@ -23,13 +23,13 @@ from specsim.hardware import Layered
 from specsim.importers.experts import expert_seconds
 from specsim.importers.model_shape import ModelShape, check_shards, read_config
 from specsim.importers.profile_parts import (
-    LEAP,
     MICROSECONDS,
     Ask,
     Found,
     Point,
     finite,
     in_order,
+    leaps,
     part,
     positive,
     read_table,
@@ -296,7 +296,7 @@ def _attention(place: _Place, shape: ModelShape, notes: list[str]) -> dict[str, 
         for a, b in itertools.pairwise(ordered):
             if a[axis] < b[axis] and (*a[:axis], *a[axis + 1 :]) == (*b[:axis], *b[axis + 1 :]):
                 (_, low), (where, high) = points[a], points[b]
-                if high > low * max(LEAP, 10 * (b[axis] or 1) / (a[axis] or 1)) or high < low / LEAP:
+                if leaps(a[axis], low, b[axis], high):
                     raise SpecsimError(f"{path}: {where}: expected one unit, got a jump of {high / low:,.4g} times")
                 falls.append((high / low - 1, f"{name} {a[axis]} to {b[axis]}, {where}"))
     notes += _falls(path, falls, "work")

@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.importers.model_shape import ModelShape
 from specsim.importers.profile_parts import MICROSECONDS, Row, positive, whole
-from specsim.types import SpecsimError
-
-Floats = NDArray[np.float64]
+from specsim.types import Floats, SpecsimError
 
 
 def expert_seconds(

@@ -210,13 +210,19 @@ def in_order(path: str | Path, points: Sequence[Point], what: str = "tokens") ->
     for a, b in itertools.pairwise(points):
         if a.size == b.size:
             raise SpecsimError(f"{path}: {b.where}: {b.size} {what} stand there and at {a.where}, expected each once")
-        leap = b.seconds / a.seconds
-        if leap > max(LEAP, 10 * b.size / a.size) or leap < 1 / LEAP:
+        if leaps(a.size, a.seconds, b.size, b.seconds):
+            leap = b.seconds / a.seconds
             raise SpecsimError(
                 f"{path}: {b.where}: expected one unit, got {b.seconds:.4g} s at {b.size} {what} after "
                 f"{a.seconds:.4g} s at {a.size}: a jump of {max(leap, 1 / leap):,.0f} times looks like mixed units"
             )
     return points
+
+
+def leaps(size: int, seconds: float, next_size: int, next_seconds: float) -> bool:
+    """Whether a price changes so much from one size to the next that its unit must have: up, more than work may."""
+    rise = next_seconds / seconds
+    return rise > max(LEAP, 10 * (next_size or 1) / (size or 1)) or rise < 1 / LEAP
 
 
 def note_of_falls(points: Sequence[Point], what: str = "tokens", monotone: bool = False, name: int = 6) -> str | None:

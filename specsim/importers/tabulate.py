@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Prices = NDArray[np.float64]
+from specsim.hardware import Prices
 
 
 def thin(at: NDArray[Any], values: Prices, slack: Prices) -> list[int]:
