@@ -136,13 +136,18 @@ def caption(figure: Figure, lines: Sequence[str]) -> None:
         figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color=GREY)
 
 
-def _axes(front: Front, title: str | None, title_pad: float = 8) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.0, 5.2), layout="constrained")
-    axes = figure.add_subplot()
+def plain_axes(axes: Axes) -> None:
+    """Open to the top and the right, over a faint grid: how every panel here looks."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(color="#d9d9d9", linewidth=0.5)
     axes.set_axisbelow(True)
+
+
+def _axes(front: Front, title: str | None, title_pad: float = 8) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8.0, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    plain_axes(axes)
     axes.tick_params(labelsize=9, color=GREY)
     plain = FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1000 else f"{v:g}")
     axes.xaxis.set_major_formatter(plain)

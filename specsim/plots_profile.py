@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from specsim.hardware import Prices, Profile, Table1D, Table2D
 from specsim.marginal import decode_seconds
-from specsim.plots import COLOURS, DASHES, GREY, caption
+from specsim.plots import COLOURS, DASHES, GREY, caption, plain_axes
 from specsim.types import SpecsimError
 
 MOST_TOKENS = 16384
@@ -142,10 +142,7 @@ def _mark_starts(axes: Axes, starts: Mapping[int, str]) -> None:
 
 
 def _dress(axes: Axes, x: str, y: str) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(color="#d9d9d9", linewidth=0.5)
-    axes.set_axisbelow(True)
+    plain_axes(axes)
     axes.tick_params(labelsize=8, color=GREY)
     axes.set_xscale("log", base=2)
     low, high = axes.get_xlim()

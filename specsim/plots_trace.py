@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
 from specsim.blocktrace import TOTAL
-from specsim.plots import COLOURS, DASHES, GREY, MARKERS
+from specsim.plots import COLOURS, DASHES, GREY, MARKERS, plain_axes
 from specsim.types import SpecsimError
 
 BEFORE: dict[str, Any] = {"color": COLOURS[5], "marker": "s", "linestyle": (0, (4, 1.5)), "label": "raw"}
@@ -175,10 +175,7 @@ def _grid(
         # A panel with nothing under it carries the numbers of its column.
         lowest, leftmost = i + columns >= count, i % columns == 0
         axes.tick_params(labelsize=8, color=GREY, labelbottom=lowest, left=leftmost, labelleft=leftmost)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        axes.grid(color="#d9d9d9", linewidth=0.5)
-        axes.set_axisbelow(True)
+        plain_axes(axes)
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     return figure, panels[:count]

@@ -15,7 +15,7 @@ from specsim.hardware import Additive, Profile
 from specsim.measure.curves import FREE, Curves, curves
 from specsim.measure.records import Run
 from specsim.measure.timing import Measured
-from specsim.plots import COLOURS, GREY
+from specsim.plots import COLOURS, GREY, plain_axes
 
 BLACK, ORANGE, SKY, GREEN = COLOURS[:4]
 
@@ -136,10 +136,7 @@ def _shape(run: Run, context: int, blocks: bool) -> list[Measured]:
 
 
 def _dress(axes: Axes, drawn: Curves, capture: int | None) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(color="#d9d9d9", linewidth=0.5)
-    axes.set_axisbelow(True)
+    plain_axes(axes)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
