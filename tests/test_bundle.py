@@ -138,6 +138,14 @@ def _beside(sizes, value):
 
 
 @real
+def test_the_shard_is_the_one_that_the_bundle_tells(name):
+    """Of one degree by tp_degrees; of two by the samples of skew_fit.csv. Neither is that of two."""
+    assert "assumed" not in imported(name).provenance.notes
+    with pytest.raises(SpecsimError, match=r"--tp: (expected one of .* tp_degrees \[1\]|.* is the shard of 1), got 2"):
+        load_profile_source(RUNS / name / "profile", ask=Ask(tp=2, **LINK))
+
+
+@real
 def test_what_the_bundle_says_of_itself_is_kept(name):
     p = imported(name, host_seconds=0.001, kv_tokens=41408)
     assert (p.kind, p.model, p.engine, p.gpus, p.tp) == ("imported", "meta-llama/Llama-3.1-8B", "vLLM", 1, 1)
@@ -386,6 +394,60 @@ def test_a_lone_folder_of_several_degrees_says_what_it_takes(tmp_path):
         load(folder, tp=4, **LINK)
 
 
+SAMPLES = {"skew_fit": {"per_tp": {1: {"n_samples": 7}, 2: {"n_samples": 12}}}}
+"""Of two degrees; SKEW holds 12."""
+
+
+@pytest.mark.parametrize(
+    ("name", "meta", "tp", "says"),
+    [
+        ("b", {"tp_degrees": [1, 2]}, None, 1),
+        ("b", {"tp_degrees": [1, 2]}, 1, 1),
+        (
+            "b",
+            {"tp_degrees": [1, 2]},
+            2,
+            r"--tp: .*b holds one shard's tables and nothing .* 2: expected 1, or .* tp2$",
+        ),
+        # One GPU plays every shard in turn: tensor_parallel_size says 1 of all of them.
+        ("b", {"tp_degrees": [1, 2], "engine_effective": {"tensor_parallel_size": 2}}, 2, "nothing says"),
+        ("b", {}, 2, "nothing says that they are of 2"),
+        ("b", {"tp_degrees": [2, 4]}, None, r"expected one of meta\.yaml's tp_degrees \[2, 4\], got 1"),
+        ("b", {"tp_degrees": [2]}, None, 2),
+        ("b", {"tp_degrees": [2]}, 2, 2),
+        ("tp2", {"tp_degrees": [1, 2]}, 2, 2),
+        ("tp2", {}, None, 2),
+        ("b", {"tp_degrees": [1, 2]} | SAMPLES, None, 2),
+        ("b", {"tp_degrees": [1, 2]} | SAMPLES, 1, "--tp: .*b is the shard of 2, got 1"),
+        (
+            "tp1",
+            {"tp_degrees": [1, 2]} | SAMPLES,
+            None,
+            r"the shard of 1, but by .* n_samples skew_fit\.csv is that of 2",
+        ),
+    ],
+)
+def test_tables_in_one_folder_are_of_the_degree_that_is_told(tmp_path, name, meta, tp, says):
+    folder = bundle(tmp_path / name, meta=META | meta, skew_fit__csv=SKEW)
+    link = LINK if says == 2 else {}
+    if isinstance(says, int):
+        assert load(folder, tp=tp, **link).tp == says
+        return
+    with pytest.raises(SpecsimError, match=says):
+        load(folder, tp=tp, **link)
+
+
+def test_a_broken_table_that_is_left_out_is_no_trouble(tmp_path):
+    folder = bundle(tmp_path / "b", meta=META | SAMPLES, skew_fit__csv="no\ntable\n")
+    assert load(folder, no_skew=True).tp == 1
+
+
+def test_a_folder_that_is_and_holds_shards_is_ambiguous(shards):
+    (shards / "dense.csv").write_bytes((shards / "tp1" / "dense.csv").read_bytes())
+    with pytest.raises(SpecsimError, match=r"with dense\.csv or with tp1/, tp2/, \.\., got both"):
+        load(shards, tp=1)
+
+
 # Unequal lengths
 
 SKEW = csv_text(
@@ -414,7 +476,7 @@ def test_labels_become_upper_edges(tmp_path):
 @pytest.mark.parametrize(("tp", "default"), [(1, 0.05), (2, 0.0)])
 def test_the_default_is_that_of_the_shard(tmp_path, tp, default):
     meta = META | {"skew_fit": {"per_tp": {1: {"alpha_default": 0.05}}}}
-    folder = bundle(tmp_path / "b", skew_fit__csv=SKEW, meta=meta)
+    folder = bundle(tmp_path / f"tp{tp}", skew_fit__csv=SKEW, meta=meta)
     p = load(folder, tp=tp, **(LINK if tp > 1 else {}))
     assert p.verify.skew.default == default
 

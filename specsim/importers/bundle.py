@@ -115,26 +115,67 @@ def _find(path: Path, ask: Ask) -> _Place:
     except OSError as error:
         raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
     here = (path / "dense.csv").exists()
-    if not here and not shards:
-        raise SpecsimError(f"{path}: expected a bundle, a folder with dense.csv or with tp1/, tp2/, .., got neither")
+    if here == bool(shards):
+        got = "both" if here else "neither"
+        raise SpecsimError(f"{path}: expected a bundle, a folder with dense.csv or with tp1/, tp2/, .., got {got}")
     if here:
-        tables, named = path, re.fullmatch(r"tp(\d+)", path.name)
-        root = path.parent if named else path
-        meta = _meta(path, root)
-        degrees = _degrees(meta)
-        told = int(named[1]) if named else None
-        if told and ask.tp not in (None, told):
-            raise SpecsimError(f"--tp: {path} is the shard of {told}, got {ask.tp}")
-        tp = ask.tp or told or (degrees[0] if len(degrees) == 1 else 1)
-        if degrees and tp not in degrees:
-            raise SpecsimError(f"--tp: expected one of meta.yaml's tp_degrees {degrees}, got {tp}")
-        return _Place(tables, root, meta, tp, assumed=len(degrees) > 1 and not (ask.tp or told))
+        return _flat(path, ask)
     if ask.tp is None and len(shards) > 1:
         raise SpecsimError(f"{path}: expected --tp, one of {', '.join(map(str, sorted(shards)))}")
     tp = ask.tp or min(shards)
     if tp not in shards:
         raise SpecsimError(f"{path}: --tp: expected one of {', '.join(map(str, sorted(shards)))}, got {tp}")
     return _Place(shards[tp], path, _meta(shards[tp], path), tp)
+
+
+def _flat(path: Path, ask: Ask) -> _Place:
+    """A folder with the tables of one shard: of the degree that its name or meta.yaml tells, or else of 1.
+
+    A user cannot tell the degree of such tables, only agree: those of one shard look like those of another.
+    """
+    named = re.fullmatch(r"tp(\d+)", path.name)
+    root = path.parent if named else path
+    meta = _meta(path, root)
+    degrees = _degrees(meta)
+    told, said = int(named[1]) if named else None, _degree_by_samples(path, meta)
+    tp = told or (degrees[0] if len(degrees) == 1 else said) or 1
+    if degrees and (ask.tp or tp) not in degrees:
+        raise SpecsimError(f"--tp: expected one of meta.yaml's tp_degrees {degrees}, got {ask.tp or tp}")
+    if said not in (None, tp):
+        raise SpecsimError(f"{path}: is the shard of {tp}, but by meta.yaml's n_samples skew_fit.csv is that of {said}")
+    if ask.tp not in (None, tp):
+        if told or said or len(degrees) == 1:
+            raise SpecsimError(f"--tp: {path} is the shard of {tp}, got {ask.tp}")
+        raise SpecsimError(
+            f"--tp: {path} holds one shard's tables and nothing says that they are of {ask.tp}: "
+            f"expected 1, or them in a folder tp{ask.tp}"
+        )
+    return _Place(path, root, meta, tp, assumed=len(degrees) > 1 and not (ask.tp or told or said))
+
+
+def _degree_by_samples(path: Path, meta: Mapping[str, Any]) -> int | None:
+    """The tensor-parallel degree whose samples in meta.yaml are as many as skew_fit.csv has; None where none is.
+
+    Nothing else tells: the profiler runs every shard alone, as an engine of tensor_parallel_size 1, and the shard in
+    hf_overrides is that of the degree it ran last.
+    """
+    known = {int(tp): shard.get("n_samples") for tp, shard in _skew_shards(meta).items()
+             if isinstance(shard, dict) and str(tp).isdecimal()}  # fmt: skip
+    if not known or not (path / "skew_fit.csv").exists():
+        return None
+    try:
+        samples = sum(whole("n_samples", row["n_samples"], 0) for _, row in read_table(path / "skew_fit.csv", SKEW))
+    except SpecsimError:  # what is wrong with the table is told where it is read for its prices, if it is
+        return None
+    found = [tp for tp, count in known.items() if count == samples]
+    return found[0] if len(found) == 1 else None
+
+
+def _skew_shards(meta: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """What meta.yaml says of the corrections for unequal lengths, by tensor-parallel degree."""
+    fit = meta.get("skew_fit")
+    shards = fit.get("per_tp") if isinstance(fit, dict) else None
+    return shards if isinstance(shards, dict) else {}
 
 
 def _meta(*folders: Path) -> Mapping[str, Any]:
@@ -326,9 +367,8 @@ def _skew(place: _Place, notes: list[str]) -> dict[str, Any] | None:
             columns[name].append(_edge(f"{at}: {label}", row[label], sign))
         columns["alpha"].append(finite(f"{at}: alpha", row["alpha"]))
     noisy = sum(not 0 <= alpha <= 1 for alpha in columns["alpha"])
-    fit = place.meta.get("skew_fit")
-    shards = fit.get("per_tp") if isinstance(fit, dict) else None
-    shard = (shards.get(place.tp) or shards.get(str(place.tp))) if isinstance(shards, dict) else None
+    shards = _skew_shards(place.meta)
+    shard = shards.get(place.tp) or shards.get(str(place.tp))
     default = shard.get("alpha_default") if isinstance(shard, dict) else None
     notes.append(
         f"Unequal lengths: {len(columns['alpha'])} fitted corrections (skew_fit.csv), {noisy} of them outside 0..1."
