@@ -448,6 +448,67 @@ def test_a_folder_that_is_and_holds_shards_is_ambiguous(shards):
         load(shards, tp=1)
 
 
+# The model that was measured
+
+SHARD = {
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64,
+    "hidden_size": 64, "head_dim": 16,
+}  # fmt: skip
+"""Half of CONFIG, in one layer, as a profiler runs it."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"num_hidden_layers": 5}, None),
+        ({"hidden_size": 128}, "hidden_size: expected 64, by the shard in meta.yaml, got 128: another model"),
+        ({"head_dim": 32}, "head_dim: expected 16, by the shard"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads: expected 2, by the shard in meta.yaml, got 4"),
+        # Of one degree or of the other, not heads of one and a width of the other.
+        ({"intermediate_size": 64}, "intermediate_size: expected 128, by the shard"),
+        ({"vocab_size": 1000}, "vocab_size: expected 998, by the shard in meta.yaml, got 1000"),
+        ({"vocab_size": 998}, None),
+    ],
+)
+def test_a_config_of_other_sizes_is_another_model(tmp_path, changed, says):
+    shard = {"engine_effective": {"hf_overrides": SHARD | {"vocab_size": 499}}, "tp_degrees": [1, 2]}
+    folder = bundle(tmp_path / "b", config=CONFIG | changed, meta=META | shard)
+    if says is None:
+        notes = load(folder).provenance.notes
+        assert f"{changed.get('num_hidden_layers', 3)} layers, by {folder / 'config.json'}, of kernels" in notes
+    else:
+        with pytest.raises(SpecsimError, match=says):
+            load(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [("num_hidden_layers", 99, 32), ("hidden_size", 8192, 4096), ("num_key_value_heads", 4, 8)],
+)
+def test_a_config_of_other_layers_than_a_known_model_is_refused(tmp_path, field, value, expected):
+    config = CONFIG | {
+        "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128,
+    }  # fmt: skip
+    meta = META | {"model": "meta-llama/Llama-3.1-8B"}
+    load(bundle(tmp_path / "good", config=config, meta=meta))
+    folder = bundle(tmp_path / "b", config=config | {field: value}, meta=meta)
+    with pytest.raises(
+        SpecsimError, match=f"{field}: expected {expected}, as meta-llama/Llama-3.1-8B has, got {value}"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize(("name", "warns"), [("org/Tiny-1B", 0), ("/models/tiny-1b/", 0), ("org/Tiny-2B", 1)])
+def test_two_names_of_the_model_are_told(tmp_path, name, warns):
+    folder = bundle(tmp_path / "b", config=CONFIG | {"_name_or_path": name})
+    profile, warnings = load_profile_source(folder)
+    assert len(warnings) == warns
+    for warning in warnings:
+        assert "config.json names the model org/Tiny-2B, meta.yaml org/Tiny-1B" in warning
+        assert warning in profile.provenance.notes
+
+
 # Unequal lengths
 
 SKEW = csv_text(

@@ -21,7 +21,7 @@ import numpy as np
 from specsim.files import read_text
 from specsim.hardware import Layered
 from specsim.importers.experts import expert_seconds
-from specsim.importers.model_shape import ModelShape, check_shards, read_config
+from specsim.importers.model_shape import ModelShape, check_known, check_shards, other_name, read_config
 from specsim.importers.profile_parts import (
     MICROSECONDS,
     Ask,
@@ -69,10 +69,10 @@ def read_bundle(path: Path, ask: Ask) -> Found:
     place = _find(path, ask)
     config = _config_path(place, ask)
     shape = read_config(config)
-    _check_model(place, config, shape, ask)
+    warning = _check_model(place, config, shape, ask)
     _check_files(place)
     notes = [
-        f"{shape.layers} layers of kernels measured on one shard of tensor parallel {place.tp}.",
+        f"{shape.layers} layers, by {config}, of kernels measured on one shard of tensor parallel {place.tp}.",
         "Kernel times alone: what the host takes to schedule, launch and sample comes on top (host_seconds).",
     ]
     if place.assumed:
@@ -103,6 +103,7 @@ def read_bundle(path: Path, ask: Ask) -> Found:
         date=str(meta["profiled_at"]) if meta.get("profiled_at") else None,
         versions=versions,
         notes=tuple(notes),
+        warnings=(warning,) if warning else (),
     )
 
 
@@ -211,8 +212,11 @@ def _config_path(place: _Place, ask: Ask) -> Path:
     return found
 
 
-def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> None:
-    """Refuse a bundle of another model than the one asked for, or than the one config.json describes."""
+def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> str | None:
+    """Refuse a bundle of another model than the one asked for, or than the one config.json describes.
+
+    A bundle does not hold the number of layers, and no widths but those of a shard. Returns a warning, or None.
+    """
     model = str(place.meta.get("model") or "")
     if ask.model and model and ask.model.lower() not in (model.lower(), model.rsplit("/", 1)[-1].lower()):
         raise SpecsimError(f"{place.root}: model: expected {ask.model}, got a bundle of {model}")
@@ -226,6 +230,8 @@ def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> No
     engine = place.meta.get("engine_effective")
     overrides = engine.get("hf_overrides") if isinstance(engine, dict) else None
     check_shards(config, shape, overrides if isinstance(overrides, dict) else {}, _degrees(place.meta) or [place.tp])
+    check_known(config, shape, model)
+    return other_name(config, shape, model)
 
 
 def _check_files(place: _Place) -> None:
@@ -277,10 +283,11 @@ def _all_reduces(place: _Place, shape: ModelShape, ask: Ask, tokens: np.ndarray,
             f"{place.tables}: expected --link-bandwidth (bytes/s) and --link-latency (s), since tp {place.tp} "
             "needs all-reduces, which a bundle does not measure"
         )
-    sent = 2 * (place.tp - 1) / place.tp * tokens * shape.hidden * shape.dtype_bytes
+    width = shape.sizes["hidden_size"]
+    sent = 2 * (place.tp - 1) / place.tp * tokens * width * shape.dtype_bytes
     notes.append(
         f"Two all-reduces a layer are added, computed and not measured: {ask.link_latency:g} s + "
-        f"2(tp-1)/tp × tokens × {shape.hidden} × {shape.dtype_bytes:g} bytes / {ask.link_bandwidth:g} bytes/s each."
+        f"2(tp-1)/tp × tokens × {width} × {shape.dtype_bytes:g} bytes / {ask.link_bandwidth:g} bytes/s each."
     )
     return np.asarray(2 * shape.layers * (ask.link_latency + sent / ask.link_bandwidth))
 
