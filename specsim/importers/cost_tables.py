@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import re
@@ -12,6 +11,7 @@ from typing import Any
 
 from specsim.files import read_text
 from specsim.hardware import Additive, DraftCost, Table1D, Table2D
+from specsim.importers.columns import Row, read_rows
 from specsim.importers.profile_parts import (
     UNITS,
     Ask,
@@ -30,17 +30,7 @@ from specsim.types import SpecsimError
 
 SPS = ("sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens")
 ADDITIVE = ("bias_seconds", "bs_probes", "alpha_seconds", "m_probes", "theta_seconds")
-_TIME = re.compile("time|latency|duration|cost")
 _TABLE = re.compile(r"(verify|draft)(?:_(\w+))?")
-
-# Names of columns, by what we call them.
-_COLUMNS = {
-    "tokens": ("tokens", "num_tokens", "batch_tokens", "verify_tokens", "x"),
-    "num_seqs": ("num_seqs", "num_reqs", "seqs", "reqs", "sequences", "requests"),
-    "kv_tokens": ("kv_tokens",),
-    "part": ("part",),
-}
-_NAMED = {name: ours for ours, names in _COLUMNS.items() for name in names}
 
 FREE_TOKENS = (
     "As the engine reads the table: tokens past the last probe ({last}) look free{rest}. A scheduler that plans by it "
@@ -109,7 +99,7 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     if text.lstrip().startswith("{"):
         tables = _json_tables(path, _object(path, text, ()), ask)
     else:
-        rows = _rows(path, text, ask)
+        rows = read_rows(path, text, ask)
         tables = {name: [r.point(path, "tokens") for r in rows if r.part == name] for name in ("verify", "draft")}
     if not tables.get("verify"):
         raise SpecsimError(f"{path}: verify: expected a table of times by tokens, got none")
@@ -130,7 +120,7 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
 
 def read_columns(path: Path, text: str, ask: Ask) -> Found:
     """Columns of tokens and time, and of sequences or KV tokens where the file has them."""
-    rows = _rows(path, text, ask)
+    rows = read_rows(path, text, ask)
     below = "linear" if ask.capture_limit is None else "next_size"
     notes: list[str | None] = []
     if ask.capture_limit is None:
@@ -143,7 +133,7 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
         found: Table1D | Table2D = _by_kv(path, rows, ask, below)
         notes.append("Prices by tokens and by KV tokens in all.")
     else:
-        seen: dict[int, _Row] = {}
+        seen: dict[int, Row] = {}
         for row in rows:
             other = seen.setdefault(row.sizes["tokens"], row)
             if other.sizes != row.sizes:
@@ -161,86 +151,6 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
 
 
 # Reading
-
-
-class _Row:
-    """One row of columns: where it stands, its sizes by name, its time and what it is a part of."""
-
-    def __init__(self, where: str, sizes: Mapping[str, int], seconds: float, part: str) -> None:
-        self.where, self.sizes, self.seconds, self.part = where, sizes, seconds, part
-
-    def point(self, path: str | Path, size: str) -> Point:
-        """The row as a point by one of its sizes."""
-        return Point(self.where, self.sizes[size], self.seconds)
-
-
-def _rows(path: Path, text: str, ask: Ask, first: str = "tokens") -> list[_Row]:
-    """The rows of columns divided by commas, semicolons or white space; the first column is ``first`` if unnamed."""
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
-    if not lines:
-        raise SpecsimError(f"{path}: expected columns of {first} and time, got an empty file")
-    divider = next((mark for mark in ",;\t" if mark in lines[0][1]), None)
-    table = [(i, next(csv.reader([line], delimiter=divider)) if divider else line.split()) for i, line in lines]
-    heads = [cell.strip() for cell in table[0][1]]
-    if all(_is_number(head) for head in heads):
-        if len(heads) != 2:
-            raise SpecsimError(f"{path}: line {table[0][0]}: expected a header, got numbers")
-        heads = [first, "time"]
-    else:
-        table = table[1:]
-    names, timed, scale = _header(path, heads, ask, first)
-    rows = []
-    for i, cells in table:
-        where = f"line {i}"
-        if len(cells) != len(heads):
-            raise SpecsimError(f"{path}: {where}: expected {len(heads)} columns, got {len(cells)}")
-        given = dict(zip(names, cells, strict=True))
-        kind = given.pop("part", "verify").strip()
-        if kind not in ("verify", "draft"):
-            raise SpecsimError(f"{path}: {where}: part: expected verify or draft, got {kind!r}")
-        seconds = positive(f"{path}: {where}: {heads[timed]}", given.pop("time").strip()) / scale
-        sizes = {
-            name: whole(f"{path}: {where}: {name}", cell.strip(), 0 if name == "kv_tokens" else 1)
-            for name, cell in given.items()
-        }
-        rows.append(_Row(where, sizes, seconds, kind))
-    if not rows:
-        raise SpecsimError(f"{path}: expected rows below the header, got none")
-    return rows
-
-
-def _header(path: Path, heads: list[str], ask: Ask, first: str) -> tuple[list[str], int, float]:
-    """What the columns are, which holds the time, and how many of its units are a second."""
-    names = [_NAMED.get(head.lower(), "") for head in heads]
-    if first == "num_seqs":  # a table by sequences: a bare size is theirs
-        names = ["num_seqs" if name == "tokens" else name for name in names]
-    times = [i for i, name in enumerate(names) if not name and (unit_of(heads[i]) or _TIME.search(heads[i].lower()))]
-    strange = [heads[i] for i, name in enumerate(names) if not name and i not in times]
-    if strange:
-        raise SpecsimError(
-            f"{path}: column {strange[0]!r}: expected tokens, num_seqs, kv_tokens, part or a time with its unit "
-            f"(as in time_ms); take it out if it is none of them"
-        )
-    units = {unit_of(heads[i]) for i in times}
-    if len(times) != 1:
-        listed = ", ".join(heads[i] for i in times) or "none"
-        mixed = ": mixed units" if len(units) > 1 else ""
-        raise SpecsimError(f"{path}: expected one column of times, got {listed}{mixed}")
-    if first not in names:
-        raise SpecsimError(f"{path}: expected a column {first}, got {', '.join(heads)}")
-    for name in names:
-        if name and names.count(name) > 1:
-            raise SpecsimError(f"{path}: expected one column {name}, got {names.count(name)}")
-    unit = units.pop()
-    if ask.unit is not None:
-        told = read_unit(ask.unit)
-        if unit not in (None, told):
-            raise SpecsimError(f"{path}: --unit: the column {heads[times[0]]!r} is in {unit}, got {ask.unit}")
-        unit = told
-    if unit is None:
-        raise SpecsimError(f"{path}: column {heads[times[0]]!r}: expected its unit, as in time_ms, or --unit")
-    names[times[0]] = "time"
-    return names, times[0], UNITS[unit]
 
 
 def _json_tables(path: Path, data: Mapping[str, Any], ask: Ask) -> dict[str, list[Point]]:
@@ -270,9 +180,9 @@ def _json_tables(path: Path, data: Mapping[str, Any], ask: Ask) -> dict[str, lis
     return tables
 
 
-def _by_kv(path: Path, rows: list[_Row], ask: Ask, below: str) -> Table2D:
+def _by_kv(path: Path, rows: list[Row], ask: Ask, below: str) -> Table2D:
     """A table by tokens and KV tokens; every pair must be there."""
-    prices: dict[tuple[int, int], _Row] = {}
+    prices: dict[tuple[int, int], Row] = {}
     for row in rows:
         key = row.sizes["tokens"], row.sizes["kv_tokens"]
         if key in prices:
@@ -320,7 +230,7 @@ def _draft(path: Path, points: list[Point], ask: Ask) -> DraftCost | None:
         if points:
             raise SpecsimError(f"--draft: {path} holds a draft table of its own, expected one")
         path = ask.draft
-        points = [row.point(path, "num_seqs") for row in _rows(path, read_text(path), ask, "num_seqs")]
+        points = [row.point(path, "num_seqs") for row in read_rows(path, read_text(path), ask, "num_seqs")]
     if not points:
         return None
     points = in_order(path, points, "sequences")
@@ -376,14 +286,6 @@ def _list(path: Path, data: Mapping[str, Any], name: str, like: str | None = Non
     if like is not None and len(values) != len(data[like]):
         raise SpecsimError(f"{path}: {name}: expected {len(data[like])} entries, one a {like}, got {len(values)}")
     return values
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _notes(notes: list[str | None]) -> tuple[str, ...]:
