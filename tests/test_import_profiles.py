@@ -133,6 +133,17 @@ def test_parts_of_a_sum_may_be_negative_but_not_the_sum(write):
         load(write(dips | {"theta_seconds": [0.0, -0.01]}))
 
 
+@pytest.mark.parametrize("answers", [{}, {"as_engine": True}, {"monotone": True}])
+def test_falls_of_either_part_of_a_sum_are_named(write, answers):
+    falling = ADDITIVE | {"bs_probes": [1, 4, 8], "alpha_seconds": [0.0, 0.0025, 0.0], "theta_seconds": [0.01, 0.005]}
+    notes = load(write(falling), **answers)[0].provenance.notes
+    kept = "prices are their running maximum" if answers.get("monotone") else "kept as measured"
+    assert f"Times fall at 1 of 2 sizes, {kept}: 2 to 10 tokens (theta_seconds[1], -25.0%)." in notes
+    # Of 22.5 ms for two tokens; no running maximum by requests.
+    assert "Times fall at 1 of 3 sizes, kept as measured: 4 to 8 requests (alpha_seconds[2], -11.1%)." in notes
+    assert "fall" not in load(write(ADDITIVE), **answers)[0].provenance.notes
+
+
 # vLLM
 
 
@@ -180,6 +191,7 @@ def test_monotone_is_the_running_maximum_of_both_tables(write):
     assert (plain.draft.seconds, rising.draft.seconds) == ((0.002, 0.001), (0.002, 0.002))
     assert "Times fall at 1 of 3 sizes, kept as measured: 1 to 2 tokens (verify.2, -20.0%)" in plain.provenance.notes
     assert "prices are their running maximum" in rising.provenance.notes
+    assert "kept as measured: 1 to 2 drafting sequences (draft.2, -50.0%)" in plain.provenance.notes
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason=f"{PUBLISHED} is not here")
@@ -239,6 +251,9 @@ def test_columns_by_tokens_and_kv_tokens(write):
     assert float(p.step_seconds(5, kv_tokens=250)) == pytest.approx(0.0075)
     with pytest.raises(SpecsimError, match=r"KV tokens is outside the measured range 0\.\.400"):
         p.step_seconds(5, kv_tokens=401)
+    assert "fall" not in p.provenance.notes
+    p, _ = load(write("tokens,kv_tokens,ms\n" + rows.replace("8,400,12.0", "8,400,3.0")))
+    assert "Times fall at 1 of 9 sizes, kept as measured: 2 to 8 tokens (line 8, -50.0%)" in p.provenance.notes
 
 
 def test_a_steep_curve_or_a_cliff_is_no_change_of_unit(write):

@@ -78,7 +78,10 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
         if bias + low + seconds <= 0:
             raise SpecsimError(f"{path}: {where}: expected a sum above 0, got {bias + low + seconds:.4g} s at {size}")
     points = in_order(path, [Point(where, size, bias + low + seconds) for where, size, seconds in theta])
-    notes = [WHOLE_STEP, note_of_falls(points, monotone=ask.monotone)]
+    # What a request adds is told of a step of as few tokens as there are: alone it may be nothing, or less.
+    first = bias + theta[0].seconds
+    by_requests = [Point(where, size, first + seconds) for where, size, seconds in alpha]
+    notes = [WHOLE_STEP, note_of_falls(points, monotone=ask.monotone), note_of_falls(by_requests, "requests")]
     warnings = []
     if ask.as_engine:
         warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=", and so do requests"))
@@ -104,7 +107,8 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     if not tables.get("verify"):
         raise SpecsimError(f"{path}: verify: expected a table of times by tokens, got none")
     verify = in_order(path, tables["verify"])
-    draft, notes, warnings = tables.get("draft") or [], [note_of_falls(verify, monotone=ask.monotone)], []
+    draft, warnings = in_order(path, tables.get("draft") or [], "sequences"), []
+    notes = [note_of_falls(verify, monotone=ask.monotone), note_of_falls(draft, "drafting sequences", ask.monotone)]
     if ask.capture_limit is None:
         warnings.append(
             "The largest CUDA graph was not told (--capture-limit): every size is read as captured, so a step costs "
@@ -132,6 +136,8 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
     if len(reads) > 1:
         found: Table1D | Table2D = _by_kv(path, rows, ask, below)
         notes.append("Prices by tokens and by KV tokens in all.")
+        ordered = sorted(rows, key=lambda row: (row.sizes["kv_tokens"], row.sizes["tokens"]))
+        notes.append(note_of_falls([row.point(path, "tokens") for row in ordered], monotone=ask.monotone))
     else:
         seen: dict[int, Row] = {}
         for row in rows:

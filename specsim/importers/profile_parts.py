@@ -226,8 +226,12 @@ def leaps(size: int, seconds: float, next_size: int, next_seconds: float) -> boo
 
 
 def note_of_falls(points: Sequence[Point], what: str = "tokens", monotone: bool = False, name: int = 6) -> str | None:
-    """What a profile's notes say where more costs less: how often, and the worst with their rows."""
-    falls = [(b.seconds / a.seconds - 1, a, b) for a, b in itertools.pairwise(points)]
+    """What a profile's notes say where more costs less: how often, and the worst with their rows.
+
+    ``points`` are those of one curve, or of several one after another: a size below the one before starts the next.
+    """
+    pairs = [(a, b) for a, b in itertools.pairwise(points) if a.size < b.size]
+    falls = [(b.seconds / a.seconds - 1, a, b) for a, b in pairs]
     falls = sorted((fall for fall in falls if fall[0] < 0), key=lambda fall: fall[0])
     if not falls:
         return None
