@@ -340,6 +340,23 @@ def test_experts_spread_over_ranks(tmp_path):
         load(tmp_path / "b", expert_parallel=3)
 
 
+def test_a_draft_cost_may_come_with_a_bundle(tmp_path, run):
+    folder, draft, out = bundle(tmp_path / "b"), tmp_path / "d.csv", tmp_path / "p.json"
+    draft.write_text("num_seqs,ms\n1,1\n4,2\n")
+    code, _, said = run("profile", "import", folder, "--draft", draft, "--out", out)
+    assert (code, said) == (0, "")
+    p = load_profile(out)
+    assert (p.draft.num_seqs, p.draft.seconds) == ((1, 4), (0.001, 0.002))
+    assert "The draft cost is that of d.csv" in p.provenance.notes
+    assert f"--draft {draft}" in p.provenance.command
+
+
+def test_the_command_to_make_it_again_holds_a_latency_of_zero(shards, tmp_path, run):
+    out, link = tmp_path / "p.json", ("--link-bandwidth", "1e9", "--link-latency", "0")
+    assert run("profile", "import", shards, "--tp", "2", *link, "--out", out)[0] == 0
+    assert "--link-latency 0.0" in load_profile(out).provenance.command
+
+
 # Tensor parallelism
 
 LINK = {"link_bandwidth": 1e9, "link_latency": 5e-6}

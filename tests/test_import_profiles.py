@@ -176,6 +176,25 @@ def test_two_files_of_columns(write):
         load(write(TABLES), capture_limit=8, draft=draft)
 
 
+@pytest.mark.parametrize(("content", "twice"), [(SPS, True), (ADDITIVE, True), ("tokens,ms\n1,10\n8,16\n", False)])
+def test_a_draft_cost_comes_on_top_of_any_table(write, content, twice):
+    draft = write("num_seqs,us\n1,500\n4,1000\n8,900\n", "d.csv")
+    p, warnings = load(write(content), draft=draft)
+    assert (p.draft.num_seqs, p.draft.seconds) == ((1, 4, 8), (0.0005, 0.001, 0.0009))
+    assert [w for w in warnings if "drafting may be counted twice" in w] == warnings[: int(twice)] == warnings
+    notes = p.provenance.notes
+    assert "The draft cost is that of d.csv, for the drafter's whole block." in notes
+    assert "4 to 8 drafting sequences (line 4, -10.0%)" in notes
+    assert "the draft cost here is zero" not in notes
+
+
+def test_a_draft_file_may_need_its_unit_told(write):
+    draft = write("1 0.5\n4 1\n", "d.txt")
+    with pytest.raises(SpecsimError, match=r"d\.txt: column 'time': expected its unit, as in time_ms, or --unit"):
+        load(write(SPS), draft=draft)
+    assert load(write(SPS), draft=draft, unit="ms")[0].draft.seconds == (0.0005, 0.001)
+
+
 def test_without_a_capture_limit_vllms_tables_are_stairs_all_the_way_and_it_says_so(write):
     p, warnings = load(write(TABLES))
     assert p.step_seconds([9, 16]) == pytest.approx([0.02, 0.02])
@@ -363,10 +382,16 @@ def test_one_line_says_what_is_wrong_with_json(write, name):
 @pytest.mark.parametrize(
     ("content", "answers", "says"),
     [
-        (TABLES, {"as_engine": True}, "--as-engine: has no meaning for the format vllm"),
-        (SPS, {"unit": "ms"}, "--unit: has no meaning for the format sglang"),
-        (ADDITIVE, {"capture_limit": 8}, "--capture-limit: has no meaning for the format sglang-additive"),
-        (TABLES, {"no_skew": True}, "--no-skew: has no meaning for the format vllm"),
+        (TABLES, {"as_engine": True}, "--as-engine: .* for the format vllm, only for sglang, sglang-additive$"),
+        (SPS, {"unit": "ms"}, "--unit: has no meaning for the format sglang, only for vllm, csv$"),
+        (
+            ADDITIVE,
+            {"capture_limit": 8},
+            "--capture-limit: has no meaning for the format sglang-additive, only for vllm",
+        ),
+        (TABLES, {"no_skew": True}, "--no-skew: has no meaning for the format vllm, only for bundle$"),
+        (TABLES, {"link_latency": 0.0}, "--link-latency: has no meaning for the format vllm, only for bundle$"),
+        (TABLES, {"draft": Path("d"), "draft_layers": 2}, "--draft, --draft-layers: expected one of them"),
         (TABLES, {"capture_limit": 0}, "--capture-limit: expected at least 1, got 0"),
         (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected at least 0, got -1"),
         (TABLES, {"host_seconds": float("nan")}, "--host-seconds: expected at least 0, got nan"),

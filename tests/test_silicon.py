@@ -231,6 +231,15 @@ def test_profile_import_composes_the_model_that_is_named(tmp_path: Path, capsys:
 
 
 @pytest.mark.usefixtures("opened")
+def test_a_measured_draft_cost_may_come_with_a_composed_step(tmp_path: Path) -> None:
+    draft = tmp_path / "d.csv"
+    draft.write_text("num_seqs,ms\n1,1\n4,2\n")
+    profile, _ = load_profile_source("Any/Model-1B", "aiconfigurator", Ask(system="g1", draft=draft))
+    assert profile.draft is not None
+    assert profile.draft.seconds == (0.001, 0.002)
+
+
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -47,7 +47,7 @@ def import_profile(
     ] = None,
     monotone: Annotated[bool, typer.Option("--monotone", help="Running maximum over sizes, as vLLM loads it.")] = False,
     unit: Annotated[str | None, typer.Option("--unit", help="ms, us or s, where no column's name says.")] = None,
-    draft: Annotated[Path | None, typer.Option("--draft", help="Columns of num_seqs and draft time.")] = None,
+    draft: Annotated[Path | None, typer.Option("--draft", help="A file: columns of num_seqs and draft time.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Bundle: the model's config.json (default: in it or one up).")
     ] = None,
@@ -113,7 +113,7 @@ def import_profile(
     }  # fmt: skip
     words = ["specsim", "profile", "import", str(file), *([] if format == "auto" else ["--format", format])]
     for key, value in answers.items():
-        if value not in (None, False):
+        if not (value is None or value is False):
             words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     command = shlex.join([*words, "--out", str(out)])
     profile, warnings = load_profile_source(file, format, Ask(**answers, command=command))

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ FREE_TOKENS = (
     "sees what the engine sees; the steps themselves last longer."
 )
 WHOLE_STEP = "Steps hold the drafting of the engine that was measured, so the draft cost here is zero."
+TWICE = (
+    "The table's steps hold the drafting of the engine that was measured, and the draft cost of --draft comes on top: "
+    "drafting may be counted twice."
+)
 
 
 def read_sps(path: Path, text: str, ask: Ask) -> Found:
@@ -52,7 +57,7 @@ def read_sps(path: Path, text: str, ask: Ask) -> Found:
     if len(points) < 2:
         raise SpecsimError(f"{path}: {SPS[0]}: expected at least two probes, got {len(points)}: a flat placeholder")
     most = whole(f"{path}: {SPS[2]}", data[SPS[2]], points[-1].size)
-    notes = [f"The table's max_batch_tokens is {most}.", WHOLE_STEP, note_of_falls(points, monotone=ask.monotone)]
+    notes = [f"The table's max_batch_tokens is {most}.", note_of_falls(points, monotone=ask.monotone)]
     warnings = []
     if ask.as_engine:
         rest = ", and a size between two probes costs what the smaller one does, which underprices it"
@@ -61,7 +66,7 @@ def read_sps(path: Path, text: str, ask: Ask) -> Found:
         notes.append("Linear between probes; the engine takes the probe below (--as-engine).")
     table = _table(points, ask, "floor" if ask.as_engine else "linear")
     return Found(
-        part(path, Table1D, table), "SGLang steps per second by tokens", _free_draft(path), engine="SGLang",
+        part(path, Table1D, table), "SGLang steps per second by tokens", engine="SGLang", holds_drafting=True,
         notes=_notes(notes), warnings=tuple(warnings),
     )  # fmt: skip
 
@@ -81,7 +86,7 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
     # What a request adds is told of a step of as few tokens as there are: alone it may be nothing, or less.
     first = bias + theta[0].seconds
     by_requests = [Point(where, size, first + seconds) for where, size, seconds in alpha]
-    notes = [WHOLE_STEP, note_of_falls(points, monotone=ask.monotone), note_of_falls(by_requests, "requests")]
+    notes = [note_of_falls(points, monotone=ask.monotone), note_of_falls(by_requests, "requests")]
     warnings = []
     if ask.as_engine:
         warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=", and so do requests"))
@@ -92,7 +97,7 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
         "seqs_seconds": [point.seconds - low for point in alpha],
     }
     return Found(
-        part(path, Additive, table), "SGLang additive step times", _free_draft(path), engine="SGLang",
+        part(path, Additive, table), "SGLang additive step times", engine="SGLang", holds_drafting=True,
         notes=_notes(notes), warnings=tuple(warnings),
     )  # fmt: skip
 
@@ -107,17 +112,17 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     if not tables.get("verify"):
         raise SpecsimError(f"{path}: verify: expected a table of times by tokens, got none")
     verify = in_order(path, tables["verify"])
-    draft, warnings = in_order(path, tables.get("draft") or [], "sequences"), []
-    notes = [note_of_falls(verify, monotone=ask.monotone), note_of_falls(draft, "drafting sequences", ask.monotone)]
+    notes, warnings = [note_of_falls(verify, monotone=ask.monotone)], []
+    draft, falls = _draft(path, tables["draft"], ask.monotone) if tables.get("draft") else (None, None)
     if ask.capture_limit is None:
         warnings.append(
             "The largest CUDA graph was not told (--capture-limit): every size is read as captured, so a step costs "
             "the next size up, above the graphs too."
         )
     if draft:
-        notes.append("The draft table is that of the engine's own drafter, for its whole block.")
+        notes += [falls, "The draft table is that of the engine's own drafter, for its whole block."]
     return Found(
-        part(path, Table1D, _table(verify, ask, "next_size")), "vLLM cost tables", _draft(path, draft, ask),
+        part(path, Table1D, _table(verify, ask, "next_size")), "vLLM cost tables", draft,
         engine="vLLM", notes=_notes(notes), warnings=tuple(warnings),
     )  # fmt: skip
 
@@ -153,7 +158,30 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
         found = part(path, Table1D, _table(points, ask, below))
     if any("num_seqs" in row.sizes for row in rows):
         notes.append("The file's num_seqs are not in the price: steps of as many tokens cost the same.")
-    return Found(found, "step times by tokens", _draft(path, [], ask), notes=_notes(notes))
+    return Found(found, "step times by tokens", notes=_notes(notes))
+
+
+def read_draft(ask: Ask) -> tuple[DraftCost, tuple[str, ...]] | None:
+    """The draft cost in the file of --draft, and notes on it; None without one."""
+    if ask.draft is None:
+        return None
+    rows = read_rows(ask.draft, read_text(ask.draft), ask, "num_seqs")
+    cost, falls = _draft(ask.draft, [row.point(ask.draft, "num_seqs") for row in rows], ask.monotone)
+    return cost, _notes([f"The draft cost is that of {ask.draft.name}, for the drafter's whole block.", falls])
+
+
+def with_draft(path: Path, found: Found, told: tuple[DraftCost, tuple[str, ...]] | None) -> Found:
+    """What was ``found`` at ``path``, with the draft cost that the user ``told`` or that its steps hold already."""
+    if told is None:
+        if not found.holds_drafting:
+            return found
+        free = part(path, DraftCost, {"type": "parallel", "num_seqs": [1, 1 << 20], "seconds": [0.0, 0.0]})
+        return replace(found, draft=free, notes=(WHOLE_STEP, *found.notes))
+    if found.draft is not None:
+        raise SpecsimError(f"--draft: {path} holds a draft table of its own, expected one")
+    draft, notes = told
+    warnings = (*found.warnings, TWICE) if found.holds_drafting else found.warnings
+    return replace(found, draft=draft, notes=(*found.notes, *notes), warnings=warnings)
 
 
 # Reading
@@ -230,25 +258,14 @@ def _table(points: list[Point], ask: Ask, below: str) -> dict[str, Any]:
     }
 
 
-def _draft(path: Path, points: list[Point], ask: Ask) -> DraftCost | None:
-    """Drafting by sequences: from ``points``, or from the file of --draft."""
-    if ask.draft is not None:
-        if points:
-            raise SpecsimError(f"--draft: {path} holds a draft table of its own, expected one")
-        path = ask.draft
-        points = [row.point(path, "num_seqs") for row in read_rows(path, read_text(path), ask, "num_seqs")]
-    if not points:
-        return None
+def _draft(path: Path, points: list[Point], monotone: bool) -> tuple[DraftCost, str | None]:
+    """Drafting by sequences, and what is to be said of it."""
     points = in_order(path, points, "sequences")
     seconds = [point.seconds for point in points]
-    if ask.monotone:
+    if monotone:
         seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
-    sizes = [point.size for point in points]
-    return part(path, DraftCost, {"type": "parallel", "num_seqs": sizes, "seconds": seconds})
-
-
-def _free_draft(path: Path) -> DraftCost:
-    return part(path, DraftCost, {"type": "parallel", "num_seqs": [1, 1 << 20], "seconds": [0.0, 0.0]})
+    table = {"type": "parallel", "num_seqs": [point.size for point in points], "seconds": seconds}
+    return part(path, DraftCost, table), note_of_falls(points, "drafting sequences", monotone)
 
 
 def _parts(path: Path, data: Mapping[str, Any], probes: str, seconds: str) -> list[Point]:

@@ -72,17 +72,22 @@ class Ask:
 
 COMMON = (
     "name", "model", "device", "gpus", "tp", "engine", "kv_tokens", "max_num_tokens", "host_seconds", "date", "command",
+    "draft",
 )  # fmt: skip
 """Answers that every format has a use for."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now."""
+    """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now.
+
+    ``holds_drafting``: the steps that were measured drafted too.
+    """
 
     verify: Verify
     source: str
     draft: DraftCost | None = None
+    holds_drafting: bool = False
     name: str | None = None
     model: str | None = None
     device: str | None = None
