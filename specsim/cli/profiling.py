@@ -87,13 +87,13 @@ def import_profile(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")] = None,
 ) -> None:
-    """Import what others measured of a step's cost, for --profile.
+    r"""Import what others measured of a step's cost, for --profile.
 
     Reads SGLang's step tables (steps per second, and the additive form), vLLM's adaptive-verification cost tables,
     CSV of tokens and time (unit in the column's name), and LLMServingSim's bundles of per-layer kernel times. What
     was measured is kept: a step outside it is an error, curves that fall stay as they are, and the notes say so.
     With --format aiconfigurator the source is a model's name, and a profile is composed from AIConfigurator's
-    measured operations (needs pip install 'specsim[silicon]').
+    measured operations (needs pip install 'specsim\[silicon]').
 
     Example: specsim profile import tables.json --capture-limit 512 --model Qwen3-8B --device H100 --out h100.json
     """
