@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.hardware import Shape, load_profile, step_cost
-from specsim.importers.profile_parts import Ask
+from specsim.importers.profile_parts import BOUNDS, Ask
 from specsim.importers.profiles import FORMATS, load_profile_source
 from specsim.types import SpecsimError
 
@@ -392,10 +392,10 @@ def test_one_line_says_what_is_wrong_with_json(write, name):
         (TABLES, {"no_skew": True}, "--no-skew: has no meaning for the format vllm, only for bundle$"),
         (TABLES, {"link_latency": 0.0}, "--link-latency: has no meaning for the format vllm, only for bundle$"),
         (TABLES, {"draft": Path("d"), "draft_layers": 2}, "--draft, --draft-layers: expected one of them"),
-        (TABLES, {"capture_limit": 0}, "--capture-limit: expected at least 1, got 0"),
-        (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected at least 0, got -1"),
-        (TABLES, {"host_seconds": float("nan")}, "--host-seconds: expected at least 0, got nan"),
-        (TABLES, {"gpus": 0}, "--gpus: expected at least 1, got 0"),
+        (TABLES, {"capture_limit": 0}, "--capture-limit: expected 1 to 10,000,000, got 0"),
+        (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected 0 to 1,000, got -1"),
+        (TABLES, {"host_seconds": float("nan")}, "--host-seconds: expected 0 to 1,000, got nan"),
+        (TABLES, {"gpus": 0}, "--gpus: expected 1 to 10,000, got 0"),
         ("tokens,ms\n1,5\n", {"unit": "s"}, "--unit: the column 'ms' is in ms, got s"),
         ({"verify_us": {"1": 5}}, {"unit": "s"}, "--unit: verify_us is in us, got s"),
         ("tokens,time\n1,5\n", {"unit": "minutes"}, "--unit: expected one of s, ms, us, got 'minutes'"),
@@ -404,6 +404,26 @@ def test_one_line_says_what_is_wrong_with_json(write, name):
 def test_answers_that_do_not_fit(write, content, answers, says):
     with pytest.raises(SpecsimError, match=says):
         load(write(content), **answers)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_absurd_numbers_are_told_short(write, tmp_path, run, name):
+    given = "1e300" if name in ("host_seconds", "link_latency", "link_bandwidth") else str(10**300)
+    path, out, option = write(TABLES), tmp_path / "p.json", f"--{name.replace('_', '-')}"
+    code, printed, said = run("profile", "import", path, option, given, "--out", out)
+    assert (code, printed) == (2, "")
+    assert said.startswith(f"error: {option}: expected {BOUNDS[name][0]} to {BOUNDS[name][1]:,}, got 1")
+    assert len(said) < 100
+    assert not out.exists()
+
+
+def test_a_number_of_hundreds_of_digits_in_a_file_is_told_short(write, tmp_path, run):
+    path, out = write(f"tokens,ms\n1,5\n{10**300},6\n", "t.csv"), tmp_path / "p.json"
+    code, _, said = run("profile", "import", path, "--out", out)
+    assert code == 2
+    assert "got 10000000000000000525..." in said
+    assert len(said) < 200 + len(str(path))
+    assert not out.exists()
 
 
 def test_a_format_can_be_told(write, tmp_path):

@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -75,6 +75,35 @@ COMMON = (
     "draft",
 )  # fmt: skip
 """Answers that every format has a use for."""
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "gpus": (1, 10_000),
+    "tp": (1, 10_000),
+    "expert_parallel": (1, 10_000),
+    "kv_tokens": (1, 10**9),
+    "max_num_tokens": (1, 10**7),
+    "capture_limit": (1, 10**7),
+    "max_context": (1, 10**9),
+    "draft_layers": (1, 1000),
+    "draft_gamma": (1, 64),
+    "host_seconds": (0, 1000),
+    "link_latency": (0, 1),
+    "link_bandwidth": (1, 10**15),
+}
+"""The least and the most that an answer may be: beyond any deployment, and short of what cannot be computed with."""
+
+
+def check_bounds(answers: Mapping[str, float | None], spell: Callable[[str], str] = str) -> None:
+    """Raise SpecsimError for the first answer out of its BOUNDS, named as ``spell`` writes it."""
+    for name, (least, most) in BOUNDS.items():
+        value = answers.get(name)
+        if value is not None and not least <= value <= most:
+            raise SpecsimError(f"{spell(name)}: expected {least} to {most:,}, got {shown(value)}")
+
+
+def option(name: str) -> str:
+    """An answer's name on the command line."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +203,7 @@ def whole(where: str, value: Any, least: int = 1) -> int:
     """A whole number of at least ``least``, from JSON or CSV text."""
     number = _number(value)
     if number is None or number != int(number) or number < least:
-        raise SpecsimError(f"{where}: expected a whole number of at least {least}, got {_shown(value)}")
+        raise SpecsimError(f"{where}: expected a whole number of at least {least}, got {shown(value)}")
     return int(number)
 
 
@@ -182,7 +211,7 @@ def positive(where: str, value: Any, what: str = "a time") -> float:
     """A number above 0, from JSON or CSV text."""
     number = _number(value)
     if number is None or number <= 0:
-        raise SpecsimError(f"{where}: expected {what} above 0, got {_shown(value)}")
+        raise SpecsimError(f"{where}: expected {what} above 0, got {shown(value)}")
     return number
 
 
@@ -190,7 +219,7 @@ def finite(where: str, value: Any) -> float:
     """A number, from JSON or CSV text."""
     number = _number(value)
     if number is None:
-        raise SpecsimError(f"{where}: expected a number, got {_shown(value)}")
+        raise SpecsimError(f"{where}: expected a number, got {shown(value)}")
     return number
 
 
@@ -204,7 +233,8 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for an error's line, cut short where it is long."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 

@@ -15,7 +15,7 @@ from specsim.files import read_text
 from specsim.hardware import Profile
 from specsim.importers.bundle import read_bundle
 from specsim.importers.cost_tables import read_additive, read_columns, read_draft, read_sps, read_vllm, with_draft
-from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile
+from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, option
 from specsim.importers.silicon import read_silicon
 from specsim.types import SpecsimError
 
@@ -84,8 +84,7 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
         given = getattr(ask, field.name)
         if not (given is None or given is False or field.name in (*COMMON, *uses)):
             users = ", ".join(other for other, (_, known) in _READERS.items() if field.name in known)
-            option = f"--{field.name.replace('_', '-')}"
-            raise SpecsimError(f"{path}: {option}: has no meaning for the format {name}, only for {users}")
+            raise SpecsimError(f"{path}: {option(field.name)}: has no meaning for the format {name}, only for {users}")
     draft = read_draft(ask)
     found = with_draft(path, read(path, text, ask), draft)
     return build_profile(path, found, ask), list(found.warnings)
@@ -95,17 +94,7 @@ def _check(ask: Ask) -> None:
     """Say in the words of the command line what is out of range, before anything is read."""
     if ask.draft is not None and ask.draft_layers is not None:
         raise SpecsimError("--draft, --draft-layers: expected one of them, since both give a draft cost")
-    for name in (
-        "gpus", "tp", "kv_tokens", "max_num_tokens", "capture_limit", "expert_parallel", "max_context", "draft_layers",
-        "draft_gamma",
-    ):  # fmt: skip
-        value = getattr(ask, name)
-        if value is not None and value < 1:
-            raise SpecsimError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-    for name, least in (("host_seconds", 0.0), ("link_latency", 0.0), ("link_bandwidth", 1.0)):
-        value = getattr(ask, name)
-        if value is not None and not least <= value < float("inf"):
-            raise SpecsimError(f"--{name.replace('_', '-')}: expected at least {least:g}, got {value}")
+    check_bounds(vars(ask), option)
 
 
 def _format(path: Path, text: str) -> str:
