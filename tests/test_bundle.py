@@ -272,9 +272,18 @@ def test_answers_go_before_what_the_bundle_says(tmp_path):
     folder = bundle(tmp_path / "b")
     p = load(folder)
     assert (p.name, p.model, p.device, p.engine) == ("tiny-1b-x-tp1", "org/Tiny-1B", "GPU X", "vLLM")
-    p = load(folder, name="mine", model="tiny-1b", device="GPU Y", engine="other", gpus=2, max_num_tokens=8, date="now")
+    p = load(
+        folder,
+        name="mine",
+        model="tiny-1b",
+        device="GPU Y",
+        engine="other",
+        gpus=2,
+        max_num_tokens=8,
+        date="2026-08-14",
+    )
     assert (p.name, p.model, p.device, p.engine, p.gpus) == ("mine", "tiny-1b", "GPU Y", "other", 2)
-    assert (p.last_tokens, p.provenance.date) == (8, "now")
+    assert (p.last_tokens, p.provenance.date) == (8, "2026-08-14")
 
 
 # Experts

@@ -193,6 +193,8 @@ def test_a_draft_file_may_need_its_unit_told(write):
     with pytest.raises(SpecsimError, match=r"d\.txt: column 'time': expected its unit, as in time_ms, or --unit"):
         load(write(SPS), draft=draft)
     assert load(write(SPS), draft=draft, unit="ms")[0].draft.seconds == (0.0005, 0.001)
+    with pytest.raises(SpecsimError, match=r"n\.json: expected columns of num_seqs and time, got JSON of another kind"):
+        load(write(SPS), draft=write("null", "n.json"))
 
 
 def test_without_a_capture_limit_vllms_tables_are_stairs_all_the_way_and_it_says_so(write):
@@ -200,6 +202,19 @@ def test_without_a_capture_limit_vllms_tables_are_stairs_all_the_way_and_it_says
     assert p.step_seconds([9, 16]) == pytest.approx([0.02, 0.02])
     assert len(warnings) == 1
     assert "--capture-limit" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "content", [TABLES, "tokens,ms\n1,5\n16,20\n", "tokens,kv_tokens,ms\n1,0,5\n1,9,6\n16,0,7\n16,9,8\n"]
+)
+def test_a_graph_beyond_the_table_is_told(write, content):
+    p, warnings = load(write(content), capture_limit=512)
+    assert warnings == [
+        "The largest CUDA graph (--capture-limit 512) is beyond the table's last size, 16 tokens: every size is read "
+        "as captured."
+    ]
+    assert warnings[0] in p.provenance.notes
+    assert load(write(content), capture_limit=16)[1] == []
 
 
 def test_monotone_is_the_running_maximum_of_both_tables(write):
@@ -365,6 +380,10 @@ JSONS = {
     "nothing known": ({"a": 1}, r"expected one of the formats .*, got fields \['a'\]"),
     "a list": ([1], "expected one of the formats"),
     "broken": ("{", "expected JSON: "),
+    "null": ("null\n", "expected columns of tokens and time, got JSON of another kind: null$"),
+    "true": ("true", "got JSON of another kind: a truth value$"),
+    "a number": (" 5\n", "got JSON of another kind: a number$"),
+    "a string": ('"verify"', "got JSON of another kind: a string$"),
     "empty": ("  \n", "expected one of the formats .*, got an empty file"),
 }
 
@@ -391,6 +410,11 @@ def test_one_line_says_what_is_wrong_with_json(write, name):
         ),
         (TABLES, {"no_skew": True}, "--no-skew: has no meaning for the format vllm, only for bundle$"),
         (TABLES, {"link_latency": 0.0}, "--link-latency: has no meaning for the format vllm, only for bundle$"),
+        (TABLES, {"date": "yesterday"}, "--date: expected a day as 2026-08-14, got 'yesterday'"),
+        (TABLES, {"date": "20260814"}, "--date: expected a day as 2026-08-14, got '20260814'"),
+        (TABLES, {"date": "2026-02-30"}, "--date: expected a day as"),
+        (TABLES, {"name": ""}, "--name: expected a text, got an empty one"),
+        (TABLES, {"engine": " "}, "--engine: expected a text, got an empty one"),
         (TABLES, {"draft": Path("d"), "draft_layers": 2}, "--draft, --draft-layers: expected one of them"),
         (TABLES, {"capture_limit": 0}, "--capture-limit: expected 1 to 10,000,000, got 0"),
         (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected 0 to 1,000, got -1"),
@@ -434,6 +458,11 @@ def test_a_format_can_be_told(write, tmp_path):
         load(write(text), "pickle")
     with pytest.raises(SpecsimError, match="expected a folder for the format bundle"):
         load(write(text), "bundle")
+    for format in ("sglang", "sglang-additive"):
+        with pytest.raises(SpecsimError, match="expected a JSON object, got null"):
+            load(write("null"), format)
+    with pytest.raises(SpecsimError, match="got JSON of another kind: a list"):
+        load(write("[1, 2]"), "csv")
     with pytest.raises(SpecsimError, match="expected a file for the format csv"):
         load(tmp_path, "csv")
     with pytest.raises(SpecsimError, match=r"nowhere\.csv: cannot read: No such file"):

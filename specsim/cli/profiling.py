@@ -37,7 +37,7 @@ def import_profile(
         float | None, typer.Option("--host-seconds", help="Host time a step on top of what was measured.")
     ] = None,
     date: Annotated[
-        str | None, typer.Option("--date", help="When it was measured, where the source is silent.")
+        str | None, typer.Option("--date", help="Day it was measured, as 2026-08-14 (default: what the source says).")
     ] = None,
     as_engine: Annotated[
         bool, typer.Option("--as-engine", help="SGLang: probe below and last price beyond, as the engine reads it.")

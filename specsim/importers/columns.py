@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from specsim.importers.profile_parts import UNITS, Ask, Point, positive, read_unit, unit_of, whole
+from specsim.importers.profile_parts import UNITS, Ask, Point, json_kind, positive, read_unit, unit_of, whole
 from specsim.types import SpecsimError
 
 _TIME = re.compile("time|latency|duration|cost")
@@ -35,6 +36,7 @@ class Row:
 
 def read_rows(path: Path, text: str, ask: Ask, first: str = "tokens") -> list[Row]:
     """The rows of columns divided by commas, semicolons or white space; the first column is ``first`` if unnamed."""
+    _refuse_json(path, text, first)
     lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
     if not lines:
         raise SpecsimError(f"{path}: expected columns of {first} and time, got an empty file")
@@ -66,6 +68,15 @@ def read_rows(path: Path, text: str, ask: Ask, first: str = "tokens") -> list[Ro
     if not rows:
         raise SpecsimError(f"{path}: expected rows below the header, got none")
     return rows
+
+
+def _refuse_json(path: Path, text: str, first: str) -> None:
+    """Raise SpecsimError where the whole text is one JSON value: that is none of the tables written as JSON."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    raise SpecsimError(f"{path}: expected columns of {first} and time, got JSON of another kind: {json_kind(data)}")
 
 
 def _header(path: Path, heads: list[str], ask: Ask, first: str) -> tuple[list[str], int, float]:

@@ -20,6 +20,7 @@ from specsim.importers.profile_parts import (
     Point,
     finite,
     in_order,
+    json_kind,
     note_of_falls,
     part,
     positive,
@@ -114,6 +115,7 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     verify = in_order(path, tables["verify"])
     notes, warnings = [note_of_falls(verify, monotone=ask.monotone)], []
     draft, falls = _draft(path, tables["draft"], ask.monotone) if tables.get("draft") else (None, None)
+    warnings += _beyond(verify[-1].size, ask)
     if ask.capture_limit is None:
         warnings.append(
             "The largest CUDA graph was not told (--capture-limit): every size is read as captured, so a step costs "
@@ -132,6 +134,7 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
     rows = read_rows(path, text, ask)
     below = "linear" if ask.capture_limit is None else "next_size"
     notes: list[str | None] = []
+    warnings = _beyond(max(row.sizes["tokens"] for row in rows), ask)
     if ask.capture_limit is None:
         notes.append("Linear between the sizes measured (--capture-limit pads to the next).")
     for row in rows:
@@ -158,7 +161,7 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
         found = part(path, Table1D, _table(points, ask, below))
     if any("num_seqs" in row.sizes for row in rows):
         notes.append("The file's num_seqs are not in the price: steps of as many tokens cost the same.")
-    return Found(found, "step times by tokens", notes=_notes(notes))
+    return Found(found, "step times by tokens", notes=_notes(notes), warnings=tuple(warnings))
 
 
 def read_draft(ask: Ask) -> tuple[DraftCost, tuple[str, ...]] | None:
@@ -258,6 +261,16 @@ def _table(points: list[Point], ask: Ask, below: str) -> dict[str, Any]:
     }
 
 
+def _beyond(last: int, ask: Ask) -> list[str]:
+    """A warning of a largest CUDA graph beyond the ``last`` size of the table."""
+    if ask.capture_limit is None or ask.capture_limit <= last:
+        return []
+    return [
+        f"The largest CUDA graph (--capture-limit {ask.capture_limit}) is beyond the table's last size, {last} tokens: "
+        "every size is read as captured."
+    ]
+
+
 def _draft(path: Path, points: list[Point], monotone: bool) -> tuple[DraftCost, str | None]:
     """Drafting by sequences, and what is to be said of it."""
     points = in_order(path, points, "sequences")
@@ -292,7 +305,7 @@ def _object(path: Path, text: str, fields: tuple[str, ...]) -> dict[str, Any]:
     except ValueError as error:
         raise SpecsimError(f"{path}: expected JSON: {error}") from error
     if not isinstance(data, dict):
-        raise SpecsimError(f"{path}: expected a JSON object, got {type(data).__name__}")
+        raise SpecsimError(f"{path}: expected a JSON object, got {json_kind(data)}")
     for name in fields:
         if name not in data:
             raise SpecsimError(f"{path}: {name}: is missing")

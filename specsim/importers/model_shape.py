@@ -10,7 +10,7 @@ from typing import Any
 
 from specsim.files import read_text
 from specsim.hardware.model_shape import PRESETS
-from specsim.importers.profile_parts import whole
+from specsim.importers.profile_parts import json_kind, whole
 from specsim.types import SpecsimError
 
 DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
@@ -53,7 +53,7 @@ def read_config(path: Path) -> ModelShape:
     if isinstance(data, dict) and "num_hidden_layers" not in data and isinstance(data.get("text_config"), dict):
         data = data["text_config"]
     if not isinstance(data, dict):
-        raise SpecsimError(f"{path}: expected a JSON object, got {type(data).__name__}")
+        raise SpecsimError(f"{path}: expected a JSON object, got {json_kind(data)}")
     for field in FOREIGN:
         if data.get(field):
             raise SpecsimError(f"{path}: {field}: is of an architecture whose kernels this import does not know")

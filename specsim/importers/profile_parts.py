@@ -239,6 +239,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def json_kind(data: Any) -> str:
+    """What JSON calls a value of this type."""
+    names = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "a string"}
+    return names.get(type(data), "a list" if isinstance(data, list) else "an object")
+
+
 def in_order(path: str | Path, points: Sequence[Point], what: str = "tokens") -> list[Point]:
     """The points by size; SpecsimError where a size stands twice, or where the unit seems to change."""
     points = sorted(points, key=lambda point: point.size)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import date
 from pathlib import Path
 
 from specsim.files import read_text
 from specsim.hardware import Profile
 from specsim.importers.bundle import read_bundle
 from specsim.importers.cost_tables import read_additive, read_columns, read_draft, read_sps, read_vllm, with_draft
-from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, option
+from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, option, shown
 from specsim.importers.silicon import read_silicon
 from specsim.types import SpecsimError
 
@@ -92,9 +93,21 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
 
 def _check(ask: Ask) -> None:
     """Say in the words of the command line what is out of range, before anything is read."""
+    for name, value in vars(ask).items():
+        if isinstance(value, str) and not value.strip():
+            raise SpecsimError(f"{option(name)}: expected a text, got an empty one")
+    if ask.date is not None and not _is_date(ask.date):
+        raise SpecsimError(f"--date: expected a day as 2026-08-14, got {shown(ask.date)}")
     if ask.draft is not None and ask.draft_layers is not None:
         raise SpecsimError("--draft, --draft-layers: expected one of them, since both give a draft cost")
     check_bounds(vars(ask), option)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _format(path: Path, text: str) -> str:

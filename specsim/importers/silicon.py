@@ -124,9 +124,10 @@ def _open(
         raise SpecsimError(f"AIConfigurator's data need {PACKAGE}: pip install 'specsim[silicon]'") from error
     # Any other name would be looked for on the internet.
     if model not in common.DefaultHFModels and not Path(model, "config.json").is_file():
-        near = difflib.get_close_matches(model, sorted(common.DefaultHFModels), 3, 0.3)
+        have = sorted(common.DefaultHFModels)
+        near = difflib.get_close_matches(model, have, 3, 0.3) or have[:3]
         raise SpecsimError(
-            f"{model}: expected a model that AIConfigurator has a config of ({', '.join(near) or 'none is close'}), "
+            f"{model}: expected a model that AIConfigurator has a config of, such as {', '.join(near)}, "
             "or a folder with a config.json"
         )
     try:
