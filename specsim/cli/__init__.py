@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
@@ -60,5 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(message: str) -> int:
     if message:
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
+        # Numbers of hundreds of digits say no more than their first.
+        message = re.sub(r"\d{40,}", lambda digits: f"{digits[0][:20]}...", " ".join(message.split()))
+        typer.echo(f"error: {message}", err=True)
     return 2
