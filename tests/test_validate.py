@@ -139,6 +139,15 @@ def test_the_numbers_of_a_run_by_hand(tmp_path, recorded, prices):
     assert slow.correlation == pytest.approx(1)
 
 
+def test_a_simulated_request_counts_from_when_its_replica_sees_it(profile):
+    made = replayed(profile)
+    seen = made.requests["arrival"] + np.arange(6) / 64
+    timings = simulated_timings(replace(made, requests=made.requests.assign(queued=seen)))
+    np.testing.assert_array_equal(timings.ttft, made.requests["first_token"] - seen)
+    np.testing.assert_array_equal(timings.e2e, made.requests["finish"] - seen)
+    np.testing.assert_array_equal(timings.arrival_s, made.requests["arrival"])
+
+
 def test_clocks_are_brought_together(recorded):
     """The client's clock by the request that waited least, the ticks' by the start of the client."""
     run = read_run(recorded)
