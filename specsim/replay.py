@@ -149,6 +149,8 @@ def _profile(run: RecordedRun, told: Told) -> tuple[Profile, str]:
 
 def _bundle(run: RecordedRun, source: Path, told: Told) -> Profile:
     settings = run.settings
+    if run.config is None and source == run.profile:
+        raise SpecsimError(f"{run.path / 'config.json'}: expected the model's, which says how often each kernel runs")
     ask = Ask(
         model=settings.model.rstrip("/").rpartition("/")[2],
         tp=settings.tp,

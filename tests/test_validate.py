@@ -221,6 +221,7 @@ def test_what_the_user_tells_goes_before_the_profiles_own(recorded, prices):
 
 def test_the_runs_own_bundle_gets_the_runs_parallelism(tmp_path, recorded):
     sparse(recorded / "profile")
+    (recorded / "profile" / "config.json").rename(recorded / "config.json")
     meta = meta_of(model="org/Tiny-1B", engine_kwargs=ENGINE | {"enable_expert_parallel": True})
     meta["engine_kwargs"]["max_num_batched_tokens"] = 16
     (recorded / "meta.json").write_text(json.dumps(meta))
@@ -487,6 +488,13 @@ def test_one_line_says_what_is_wrong(tmp_path, recorded, run, fault):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_bundle_needs_the_models_config(recorded, run):
+    bundle(recorded / "profile", config=None)
+    code, _, err = run("validate", "recorded", recorded)
+    assert code == 2
+    assert "run/config.json: expected the model's, which says how often each kernel runs" in err
 
 
 def test_other_mistakes_are_one_line_too(tmp_path, recorded, prices, run):
