@@ -7,7 +7,19 @@ import sys
 
 import typer
 
-from specsim.cli import drafting, fitting, importing, look, measuring, profile_show, profiling, roofline, run, traces
+from specsim.cli import (
+    drafting,
+    fitting,
+    importing,
+    look,
+    measuring,
+    profile_show,
+    profiling,
+    roofline,
+    run,
+    traces,
+    validating,
+)
 from specsim.types import SpecsimError
 
 app = typer.Typer(
@@ -36,6 +48,9 @@ profile.command("import")(profiling.import_profile)
 profile.command("fit")(fitting.profile_fit)
 profile.command("roofline")(roofline.roofline)
 app.add_typer(profile, name="profile")
+validate = typer.Typer(no_args_is_help=True, help="Replay what an engine did, measured beside simulated.")
+validate.command("recorded")(validating.recorded)
+app.add_typer(validate, name="validate")
 
 
 @app.callback()
