@@ -22,7 +22,7 @@ from specsim.types import Ints, Result, SpecsimError, Window, stream
 from specsim.workload import Arrivals, ClosedLoop, OpenLoop, Workload
 
 STEP_COLUMNS = ("replica", "start", "duration", "num_seqs", "num_tokens", "prefill_tokens", "draft_tokens",
-                "kv_tokens", "waiting", "emitted")  # fmt: skip
+                "kv_tokens", "kv_blocks", "running", "waiting", "emitted")  # fmt: skip
 
 MOST = {"replicas": 10_000, "max_num_seqs": 1 << 16, "max_num_batched_tokens": 1 << 24, "kv_tokens": 1 << 50,
         "block_size": 1 << 16}  # fmt: skip

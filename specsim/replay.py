@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from specsim.hardware.model_shape import BYTES, Dtype, ModelShape, kv_bytes_on_g
 from specsim.importers.profile_parts import Ask
 from specsim.importers.profiles import load_profile_source
 from specsim.importers.recorded import RecordedRun
-from specsim.replica import BLOCK
+from specsim.rules import RULES, VLLM
 from specsim.types import Requests, SpecsimError
 from specsim.workload import Arrivals
 
@@ -34,6 +34,7 @@ class Told:
 
     ``profile`` is one of our JSON profiles or a bundle's folder (None: the run's own); ``host_seconds`` a
     constant of each step (None: the JSON profile's own, 0 for a bundle); ``skew`` keeps a bundle's skew_fit.csv.
+    ``without`` names rules of the engine (``specsim.rules``) to switch off.
     ``device_memory`` is bytes, ``utilisation`` the engine's share of them. Raises SpecsimError for a number that
     makes no sense, in the words of the command line.
     """
@@ -48,6 +49,7 @@ class Told:
     utilisation: float | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    without: tuple[str, ...] = ()
     extrapolate: bool = False
 
     def __post_init__(self) -> None:
@@ -78,10 +80,6 @@ def make_replay(
     for what cannot be replayed.
     """
     told, settings = told or Told(), run.settings
-    if settings.block_size != BLOCK:
-        raise SpecsimError(
-            f"{run.path / 'meta.json'}: block_size: expected {BLOCK}, the only one simulated, got {settings.block_size}"
-        )
     if settings.speculation and policy is None:
         raise SpecsimError(
             f"{run.path / 'meta.json'}: engine_kwargs.speculative_config: the run drafted tokens, and what was "
@@ -105,6 +103,8 @@ def make_replay(
         "max_num_seqs": _needed(run, "max_num_seqs", told.max_num_seqs),
         "max_num_batched_tokens": _needed(run, "max_num_batched_tokens", told.max_num_batched_tokens),
         "kv_tokens": capacity,
+        "block_size": settings.block_size,
+        "rules": VLLM.without(*told.without, *([] if settings.prefix_caching is not False else ["prefix_caching"])),
         "extrapolate": told.extrapolate,
     }
     if settings.dp > 1 and settings.expert_parallel:
@@ -113,10 +113,30 @@ def make_replay(
     if policy is not None:
         scenario = scenario.with_policy(policy)
     assumptions = {"step prices": steps, "KV capacity": source}
-    if settings.prefix_caching:
-        # The one place where a cache of prefixes would enter the scenario.
-        assumptions["prefix cache"] = "on in the engine, not simulated: a recording does not tell which prompts share"
-    return Replay(scenario, asdict(settings) | fields, assumptions)
+    if settings.prefix_caching is not False:
+        assumptions["prefix cache"] = "preempted requests find their own blocks; which prompts share is not recorded"
+    if told.without:
+        assumptions["rules"] = f"without {', '.join(told.without)}"
+    return Replay(scenario, asdict(settings) | fields | {"rules": asdict(scenario.rules)}, assumptions)
+
+
+def ablations(replay: Replay) -> dict[str, Scenario]:
+    """The replay with each thing that it does left out in turn, by what is left out.
+
+    They may hold larger steps than were measured: the last slopes go on.
+    """
+    base = replace(replay.scenario, extrapolate=True)
+    rules = {f"without {name}": replace(base, rules=base.rules.without(name)) for name in RULES}
+    found = rules | {
+        "KV in single tokens": replace(base, block_size=1),
+        "KV without end": replace(base, kv_tokens=1 << 40),
+    }
+    if base.profile.host_seconds:
+        found["no host time"] = replace(base, profile=base.profile.model_copy(update={"host_seconds": 0.0}))
+        found["host time hidden"] = replace(base, async_scheduling=True)
+    if base.lockstep:
+        found["ranks out of step"] = replace(base, lockstep=False)
+    return found
 
 
 def _needed(run: RecordedRun, field: str, told: int | None) -> int:

@@ -269,7 +269,11 @@ class Replica:
         self.num_steps += 1
         if self.steps is not None:
             num_tokens, kv_tokens = n + prefill_tokens + draft_tokens, shape.kv_tokens + sum(shape.histories)
-            self.row = (self.env.now, n, num_tokens, prefill_tokens, draft_tokens, kv_tokens, len(self.waiting))
+            if not self.counted:
+                self._count_blocks()
+            held = self.limits.kv_blocks - self.free_blocks
+            load = self.batch.n + len(self.prefills), len(self.waiting)
+            self.row = (self.env.now, n, num_tokens, prefill_tokens, draft_tokens, kv_tokens, held, *load)
         return seconds
 
     def _shape(self, n: int) -> Shape:
@@ -278,7 +282,10 @@ class Replica:
             shape = Shape(n, self.batch.kv_total)
         else:
             chunks = [p.chunk for p in self.prefills if p.chunk]
-            shape = Shape(n, self.batch.kv_total, chunks, [p.done for p in self.prefills if p.chunk])
+            histories = [p.done for p in self.prefills if p.chunk]
+            if chunks and not self.rules.own_prefills:
+                chunks, histories = [sum(chunks)], [max(histories)]
+            shape = Shape(n, self.batch.kv_total, chunks, histories)
         if self.needs_lengths and n:
             lengths = self.batch.kv_tokens()
             shape = shape._replace(shortest=int(lengths.min()), longest=int(lengths.max()))

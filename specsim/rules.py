@@ -19,6 +19,7 @@ class Rules:
     - ``lookahead``: a decode reserves blocks for 1 + γ tokens, not for those that it will keep.
     - ``split``: a prompt is cut to what is left of a step. Without it, it waits for the step that it fits in, or in
       which it is the first prompt.
+    - ``own_prefills``: each prompt in a step is priced by its own chunk and history, not all of them as one.
     - ``mixed``: prompts and decodes share steps. Without it a step with prompts holds no decodes, as SGLang's.
     """
 
@@ -27,17 +28,18 @@ class Rules:
     pause: bool = True
     lookahead: bool = True
     split: bool = True
+    own_prefills: bool = True
     mixed: bool = True
 
     def without(self, *names: str) -> Rules:
         """These rules with some switched off; SpecsimError for a name that is none of them."""
-        known = [field.name for field in fields(self)]
         for name in names:
-            if name not in known:
-                raise SpecsimError(f"rules: expected {', '.join(known)}, got {name!r}")
+            if name not in RULES:
+                raise SpecsimError(f"rules: expected one of {', '.join(RULES)}, got {name!r}")
         return replace(self, **dict.fromkeys(names, False))
 
 
+RULES = tuple(field.name for field in fields(Rules))
 VLLM = Rules()
 
 

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.importers.recorded import Load, RecordedRun, Timings
-from specsim.replica import BLOCK
 from specsim.types import Floats, Result, SpecsimError
 
 LATENCIES = ("ttft", "tpot", "e2e")
@@ -66,10 +64,10 @@ class Comparison:
         return inside | {"makespan": self.makespan, "throughput": self.throughput}
 
 
-def compare(run: RecordedRun, result: Result, kv_tokens: int) -> Comparison:
+def compare(run: RecordedRun, result: Result, kv_blocks: int) -> Comparison:
     """Compare a run with the ``result`` of its replay, which must have kept its steps.
 
-    ``kv_tokens``: what the KV cache of one simulated replica holds.
+    ``kv_blocks``: those of one simulated replica's KV cache.
     """
     measured, simulated = run.requests, simulated_timings(result)
     metrics: dict[str, dict[str, Pair]] = {}
@@ -78,7 +76,7 @@ def compare(run: RecordedRun, result: Result, kv_tokens: int) -> Comparison:
         metrics[name] = {stat: Pair(theirs[stat], ours[stat]) for stat in STATISTICS}
     end = float(simulated.finish_s.max())
     ticks = run.load.t if run.load is not None else np.arange(1.0, max(end, 1.0) + 1)
-    at_ticks = simulated_load(result, kv_tokens, ticks)
+    at_ticks = simulated_load(result, kv_blocks, ticks)
     for name, field in zip(LOADS, ("running", "waiting", "kv_share"), strict=True):
         counted = getattr(run.load, field, None)
         found = getattr(at_ticks, field)
@@ -91,7 +89,7 @@ def compare(run: RecordedRun, result: Result, kv_tokens: int) -> Comparison:
         measured=measured,
         simulated=simulated,
         measured_load=run.load,
-        simulated_load=simulated_load(result, kv_tokens, np.linspace(0, max(end, ticks[-1]), 1000)),
+        simulated_load=simulated_load(result, kv_blocks, np.linspace(0, max(end, ticks[-1]), 1000)),
         metrics=metrics,
         makespan=Pair(*spans),
         throughput=Pair(*(tokens / span for span in spans)),
@@ -105,7 +103,7 @@ def simulated_timings(result: Result) -> Timings:
     table = result.requests
     return Timings(
         arrival_s=table["arrival"].to_numpy(),
-        queued_s=table.get("queued", table["arrival"]).to_numpy(),
+        queued_s=table["queued"].to_numpy(),
         scheduled_s=table["scheduled"].to_numpy(),
         first_token_s=table["first_token"].to_numpy(),
         finish_s=table["finish"].to_numpy(),
@@ -114,36 +112,24 @@ def simulated_timings(result: Result) -> Timings:
     )
 
 
-def simulated_load(result: Result, kv_tokens: int, times: Floats) -> Load:
+def simulated_load(result: Result, kv_blocks: int, times: Floats) -> Load:
     """What an engine would report at ``times``: the counts of the step under way, summed over the replicas.
 
-    The KV share is that of the step's tokens and, since blocks are whole, half of a last block a request; over
-    several replicas the mean.
+    The KV share is that of the ``kv_blocks`` blocks of a replica that the step holds; over several the mean.
     """
     if result.steps is None:
         raise SpecsimError("simulate: expected a run with steps=True, to count requests over time")
     running, waiting, kv = (np.zeros(len(times)) for _ in range(3))
-    timings = simulated_timings(result)
-    place = result.requests["replica"].to_numpy()
-    names = np.unique(place)
+    names = result.requests["replica"].unique()
     for replica in names:
         steps = result.steps[result.steps["replica"] == replica]
-        start, mine = steps["start"].to_numpy(), place == replica
-        inside = _before(timings.queued_s[mine], start) - _before(timings.finish_s[mine], start)
-        held = np.minimum(steps["waiting"].to_numpy(), inside)
+        start = steps["start"].to_numpy()
         step = np.searchsorted(start, times, side="right") - 1
         busy = (step >= 0) & (times < (start + steps["duration"].to_numpy())[step])
-        blocks = steps["kv_tokens"].to_numpy() + steps["num_tokens"].to_numpy() + (inside - held) * (BLOCK - 1) / 2
-        share = np.minimum(blocks / kv_tokens, 1.0)
-        running += np.where(busy, (inside - held)[step], 0)
-        waiting += np.where(busy, held[step], 0)
-        kv += np.where(busy, share[step], 0) / len(names)
+        running += np.where(busy, steps["running"].to_numpy()[step], 0)
+        waiting += np.where(busy, steps["waiting"].to_numpy()[step], 0)
+        kv += np.where(busy, steps["kv_blocks"].to_numpy()[step] / kv_blocks, 0) / len(names)
     return Load(times, running, waiting, kv)
-
-
-def _before(moments: Floats, times: Floats) -> NDArray[np.int64]:
-    """How many of ``moments`` each of ``times`` has seen."""
-    return np.searchsorted(np.sort(moments), times, side="right")
 
 
 def _spread(values: Floats) -> dict[str, float]:

@@ -357,7 +357,7 @@ def test_in_lockstep_the_slowest_rank_decides():
 
 
 def test_rules_that_are_none():
-    with pytest.raises(SpecsimError, match=r"rules: expected prefix_caching, .*, got 'mixxed'"):
+    with pytest.raises(SpecsimError, match=r"rules: expected one of prefix_caching, .*, got 'mixxed'"):
         Rules().without("mixxed")
 
 

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from specsim.cli import show
-from specsim.cli.inputs import one_of, parse_policies, policy_files
+from specsim.cli.inputs import one_of, parse_names, parse_policies, policy_files
 from specsim.cli.options import option
-from specsim.engine import simulate
+from specsim.engine import Scenario, simulate
 from specsim.files import check_apart, check_folder, check_output
 from specsim.importers.recorded import RecordedRun, read_run
-from specsim.replay import Replay, Told, make_replay
-from specsim.types import SpecsimError
+from specsim.replay import Replay, Told, ablations, make_replay
+from specsim.rules import RULES
+from specsim.types import Result, SpecsimError
 from specsim.validate import LATENCIES, Comparison, Pair, broken_gates, compare, parse_gates
 
 REPLAY = "What is replayed"
@@ -23,6 +24,7 @@ MEMORY = "KV cache, where the run did not record it"
 GATES = "Gates: exit code 1 where one is broken"
 RUN = "Run"
 
+ABLATED = ("ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p50", "tpot.p90", "tpot.p99", "e2e.mean", "e2e.p99")
 UNITS: dict[str, tuple[str, float]] = {
     "ttft": ("s", 1.0),
     "tpot": ("ms", 1e3),
@@ -70,6 +72,9 @@ def recorded(
     max_num_batched_tokens: Annotated[
         int | None, option("--max-num-batched-tokens", help="Most tokens a step (default: meta.json's).", panel=REPLAY)
     ] = None,
+    without: Annotated[
+        str | None, option("--without", help=f"Rules of the engine to switch off: {', '.join(RULES)}.", panel=REPLAY)
+    ] = None,
     extrapolate: Annotated[
         bool, option("--extrapolate", help="Continue the profile beyond what it measured.", panel=REPLAY)
     ] = False,
@@ -98,6 +103,9 @@ def recorded(
             panel=GATES,
         ),
     ] = None,
+    ablate: Annotated[
+        bool, option("--ablate", help="Also print the errors with each rule of the replay left out in turn.", panel=RUN)
+    ] = False,
     out: Annotated[Path | None, option("--out", help="Folder for the picture.", panel=RUN)] = None,
     format: Annotated[str, option("--format", help="Of the picture: png or svg.", panel=RUN)] = "png",
     json: Annotated[
@@ -131,23 +139,25 @@ def recorded(
         utilisation=utilisation,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        without=tuple(parse_names(without)),
         extrapolate=extrapolate,
     )
     drafter, policies = parse_policies([scheduler], trace, None) if scheduler else (None, [])
     replay = make_replay(run, told, policies[0] if policies else None, drafter)
     with show.progress("requests simulated") as report:
         result = simulate(replay.scenario, 0, steps=True, progress=report)
-    comparison = compare(run, result, replay.scenario.kv_tokens or 0)
+    comparison = compare(run, result, _blocks(replay.scenario))
     broken = broken_gates(comparison, gates)
     caveats = _caveats(replay, result.extrapolated_steps)
     _print(run, comparison, replay, caveats)
+    rules = _ablate(run, replay, comparison, result) if ablate else None
     if picture is not None:
         from specsim import plots, plots_validate
 
         figure = plots_validate.plot_validation(comparison, _title(run, replay), caveats)
         show.console().print(f"Wrote {plots.save_figure(figure, picture)}", soft_wrap=True)
     if json is not None:
-        show.write_json_file(json, _plain(run, comparison, replay, caveats, gates, broken))
+        show.write_json_file(json, _plain(run, comparison, replay, caveats, gates, broken, rules))
     for line in broken:
         typer.echo(f"gate broken: {line}", err=True)
     if broken:
@@ -207,6 +217,30 @@ def _print(run: RecordedRun, comparison: Comparison, replay: Replay, caveats: li
         console.print(line, soft_wrap=True)
 
 
+def _blocks(scenario: Scenario) -> int:
+    return (scenario.kv_tokens or 0) // scenario.block_size
+
+
+def _ablate(run: RecordedRun, replay: Replay, comparison: Comparison, result: Result) -> dict[str, Any]:
+    """Print and return the errors of the replay, and of those that leave something out."""
+    errors = {"as replayed": _errors(comparison, result)}
+    for name, scenario in ablations(replay).items():
+        changed = simulate(scenario, 0, steps=True)
+        errors[name] = _errors(compare(run, changed, _blocks(scenario)), changed)
+    rows = []
+    for name, found in errors.items():
+        cells = ["–" if found[key] is None else f"{100 * found[key]:+.1f}" for key in ABLATED]
+        rows.append([name, *cells, f"{found['preemptions']:,}"])
+    heads = ["error %", *(key.replace(".", " ") for key in ABLATED), "preemptions"]
+    show.console().print(show.table("What each rule is worth", heads, rows))
+    return errors
+
+
+def _errors(comparison: Comparison, result: Result) -> dict[str, Any]:
+    errors: dict[str, Any] = {key: comparison.pairs[key].error for key in ABLATED}
+    return errors | {"preemptions": int(result.requests["preemptions"].sum())}
+
+
 def _cells(pair: Pair, scale: float = 1.0) -> list[str]:
     measured = None if pair.measured is None else scale * pair.measured
     error = "–" if pair.error is None else f"{100 * pair.error:+.1f}"
@@ -220,6 +254,7 @@ def _plain(
     caveats: list[str],
     gates: dict[str, float],
     broken: list[str],
+    rules: dict[str, Any] | None,
 ) -> dict[str, Any]:
     def pair(of: Pair) -> dict[str, Any]:
         return {**asdict(of), "error": of.error}
@@ -239,4 +274,4 @@ def _plain(
         "caveats": caveats,
         "gates": gates,
         "broken": broken,
-    }
+    } | ({"ablation": rules} if rules is not None else {})
