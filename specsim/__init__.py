@@ -23,12 +23,14 @@ from specsim.hardware import (
 from specsim.importers.arrivals import load_arrivals
 from specsim.metrics import request_metrics, summarize
 from specsim.pareto import Front, crossovers, hypervolume, interactivity_at, pareto, sla_table, throughput_at
+from specsim.rules import Rules
 from specsim.schedulers import (
     MTP1,
     BatchSizeTable,
     DSparkAsync,
     DSparkGreedy,
     GlobalArgmax,
+    LoadBlind,
     NoSpec,
     Oracle,
     StaticGamma,

@@ -66,6 +66,7 @@ class Replica:
         self.schedule = fresh(scheduler)
         self.steps: list[tuple[float, ...]] | None = [] if record_steps else None
         self.num_steps = self.extrapolated_steps = 0
+        self.prefilled = False  # whether prompts were computed since a scheduler was last asked
         self.arrived: list[int] = []  # since the last step boundary
         self.seen: list[int] = []  # at the last one, by an engine that schedules a step ahead
         self.waiting: deque[int] = deque()
@@ -256,6 +257,7 @@ class Replica:
         for p in self.prefills:
             prefill_tokens += p.chunk
             finishing += p.done + p.chunk == p.tokens
+        self.prefilled |= prefill_tokens > 0
         curve = self.cost.curve(shape, n * self.gamma)
         if n and self.tape is not None:
             fixed = self.cost.draft.item(n) + self.sync_seconds
@@ -297,7 +299,10 @@ class Replica:
         batch = self.batch
         self.rows = rows = batch.rows(n)
         ids = batch.ids if n == batch.n else batch.ids[:n]
-        self.view = view = self.view_type(tape, rows, ids, curve, fixed, prefill_tokens, finishing, self.previous)
+        prefilled, self.prefilled = self.prefilled, False
+        self.view = view = self.view_type(
+            tape, rows, ids, curve, fixed, prefill_tokens, finishing, prefilled, self.previous
+        )
         if isinstance(view, TapeOracleView):
             view.accepted = tape.accepted.take(rows)
         lens: NDArray[np.int64] = self.schedule(view) if self.trusted else ask(self.scheduler, self.schedule, view)

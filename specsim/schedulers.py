@@ -228,17 +228,29 @@ class DSparkAsync(BuiltIn):
     steps ago, with the current batch and prefill tokens; requests younger than that count with
     survival ``newcomer``, or with the mean of the others ("mean"). The K largest current survivals are
     then verified. Staleness 1 is vLLM's, 2 DeepSeek's and SGLang's.
+
+    What engines add to that: survivals below ``floor`` are never verified (SGLang: 1e-6); ``least`` drafts a
+    request are, at least; ``fill`` verifies as many more as cost nothing, up to the next CUDA-graph size
+    (SGLang's optional filling of the padding); ``reset`` forgets the past wherever prompts were computed since
+    the last step (SGLang's extend steps).
     """
 
     staleness: int = 2
     newcomer: float | Literal["mean"] = 1.0
+    floor: float = 0.0
+    least: int = 0
+    fill: bool = False
+    reset: bool = False
     needs_confidence = True
     replay = "approximate"
 
     def __post_init__(self) -> None:
         _at_least("DSparkAsync", "staleness", self.staleness, 1)
+        _at_least("DSparkAsync", "least", self.least, 0)
         if self.newcomer != "mean" and not (isinstance(self.newcomer, int | float) and 0 <= self.newcomer <= 1):
             raise SpecsimError(f"DSparkAsync: newcomer: expected 0..1 or 'mean', got {self.newcomer!r}")
+        if not (isinstance(self.floor, int | float) and 0 <= self.floor < 1):
+            raise SpecsimError(f"DSparkAsync: floor: expected a survival, 0 or more and below 1, got {self.floor!r}")
 
     def start(self) -> Scheduler:
         """A fresh scheduler that remembers the survivals of the last steps."""
@@ -246,14 +258,32 @@ class DSparkAsync(BuiltIn):
 
         def schedule(view: StepView) -> Lens:
             current = view.survival
+            if self.reset and view.prefilled:
+                memory.clear()
             if len(memory) == self.staleness:
                 stale = self._recall(*memory[0], view)
             else:
                 stale = np.full(current.shape, 1.0 if self.newcomer == "mean" else self.newcomer)
             memory.append((view.request_ids, current))
-            return top_k(current, int(throughput_curve(view, _descending(stale)).argmax()))
+            k = int(throughput_curve(view, _descending(stale)).argmax())
+            return top_k(current, k) if self._plain else self._bounded(view, current, k)
 
         return schedule
+
+    @property
+    def _plain(self) -> bool:
+        return not (self.floor or self.least or self.fill)
+
+    def _bounded(self, view: StepView, survival: Array, k: int) -> Lens:
+        """The ``k`` largest survivals within what engines add."""
+        k = max(k, min(self.least, view.gamma) * view.num_seqs)
+        if self.fill:
+            price = view.step_curve(survival.size)
+            k += int((price[k:] <= price[k]).cumprod().sum()) - 1
+        lens = top_k(survival, k)
+        if self.floor:
+            lens = np.minimum(lens, _row_counts(survival >= self.floor))
+        return np.maximum(lens, min(self.least, view.gamma)) if self.least else lens
 
     def _recall(self, ids: Array, survival: Array, view: StepView) -> Array:
         """Survivals [R, γ] planned with: the remembered rows of the requests still here."""
@@ -272,6 +302,45 @@ class DSparkAsync(BuiltIn):
 
     def __call__(self, view: StepView) -> Lens:
         raise TypeError("DSparkAsync remembers past steps: call start() and use what it returns")
+
+
+@dataclass(frozen=True, repr=False)
+class LoadBlind(BuiltIn):
+    """vllm-ascend's budget, which knows nothing of load (vllm-project/vllm-ascend#13216).
+
+    Every ``every`` steps the budget becomes the mean number of positions whose survival reached ``survival``,
+    rounded up, and at least ``least``; so many drafts a request, those that survive best, are verified.
+    """
+
+    survival: float = 0.3
+    every: int = 16
+    least: int = 1
+    needs_confidence = True
+    replay = "approximate"
+
+    def __post_init__(self) -> None:
+        _at_least("LoadBlind", "every", self.every, 1)
+        _at_least("LoadBlind", "least", self.least, 0)
+        if not (isinstance(self.survival, int | float) and 0 <= self.survival <= 1):
+            raise SpecsimError(f"LoadBlind: survival: expected 0..1, got {self.survival!r}")
+
+    def start(self) -> Scheduler:
+        """A fresh scheduler; until its first budget it verifies whole blocks."""
+        seen: list[float] = []
+        budget: list[int] = []
+
+        def schedule(view: StepView) -> Lens:
+            seen.append(float(np.count_nonzero(view.survival >= self.survival)) / view.num_seqs)
+            lens = top_k(view.survival, (budget[0] if budget else view.gamma) * view.num_seqs)
+            if len(seen) == self.every:
+                budget[:] = [max(int(np.ceil(sum(seen) / self.every)), self.least)]
+                seen.clear()
+            return lens
+
+        return schedule
+
+    def __call__(self, view: StepView) -> Lens:
+        raise TypeError("LoadBlind remembers past steps: call start() and use what it returns")
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,13 +20,14 @@ class StepView:
 
     ``request_ids`` int [R]; ``confidence`` and ``survival`` [R, γ], calibrated where the trace has
     temperatures; ``num_seqs`` = R; ``prefill_tokens`` the prompt tokens in this step's forward, of
-    which ``finishing_prefills`` chunks end their prompt and emit a first token; ``previous`` the last
+    which ``finishing_prefills`` chunks end their prompt and emit a first token; ``prefilled``: whether
+    prompts are in it, or were in steps without decodes since the last view; ``previous`` the last
     steps' StepRecords, newest last. ``step_seconds(k)`` is what the step lasts when k draft tokens
     are verified in all (int or int array). Neither this step's acceptance nor any length is here.
     """
 
     __slots__ = ("_confidence", "_cost", "_survival", "finishing_prefills", "gamma", "prefill_tokens",
-                 "previous", "request_ids")  # fmt: skip
+                 "prefilled", "previous", "request_ids")  # fmt: skip
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class StepView:
         confidence: Array | Callable[[], Array] | None = None,
         prefill_tokens: int = 0,
         finishing_prefills: int = 0,
+        prefilled: bool = False,
         previous: Sequence[StepRecord] = (),
     ) -> None:
         self.request_ids = request_ids
@@ -46,6 +48,7 @@ class StepView:
         self._cost = step_seconds
         self.gamma = gamma if gamma is not None else self.survival.shape[1]
         self.prefill_tokens, self.finishing_prefills = prefill_tokens, finishing_prefills
+        self.prefilled = prefilled or prefill_tokens > 0
         self.previous = previous
 
     @property
@@ -124,13 +127,14 @@ class TapeView(StepView):
         fixed: float,
         prefill_tokens: int,
         finishing_prefills: int,
+        prefilled: bool,
         previous: Sequence[StepRecord],
     ) -> None:
         # Not the tape itself: no way leads from a view to what will be accepted.
         self._survivals, self._confidences, self._rows = tape.survival, tape.confidence, rows
         self._curve, self._fixed = curve, fixed
         self.request_ids, self.gamma, self.previous = request_ids, tape.gamma, previous
-        self.prefill_tokens, self.finishing_prefills = prefill_tokens, finishing_prefills
+        self.prefill_tokens, self.finishing_prefills, self.prefilled = prefill_tokens, finishing_prefills, prefilled
         self._survival = self._confidence = None
 
     @property

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from specsim.acceptance import Drafter, synthetic
 from specsim.engine import Scenario, simulate
 from specsim.metrics import summarize
+from specsim.rules import Rules
 from specsim.schedulers import (
     MTP1,
     BatchSizeTable,
     DSparkAsync,
     DSparkGreedy,
     GlobalArgmax,
+    LoadBlind,
     NoSpec,
     Oracle,
     StaticGamma,
@@ -381,6 +383,103 @@ def test_async_in_the_engine_is_told_what_its_staleness_promises():
     assert 0 < run.steps["draft_tokens"].sum() < 4 * run.steps["num_seqs"].sum()
 
 
+# What engines add to DSparkAsync
+
+
+def priced(stairs):
+    """Seconds by tokens from (last token, seconds) stairs."""
+    return lambda b: np.array([s for _, s in stairs])[np.searchsorted([last for last, _ in stairs], np.asarray(b))]
+
+
+def test_async_fills_the_padding_with_drafts_that_cost_nothing():
+    # Two requests, prices of up to 4, 8 and 20 tokens. Planned: the two first drafts; a third and fourth are free.
+    prices = priced([(4, 1.0), (6, 1.1), (20, 9.0)])
+    survival = np.array([[0.9, 0.05, 0.01], [0.8, 0.04, 0.02]])
+
+    def second(**fields):
+        schedule = DSparkAsync(1, **fields).start()
+        schedule(view(survival, prices))
+        return schedule(view(survival, prices)).tolist()
+
+    assert second() == [1, 1]
+    assert second(fill=True) == [1, 1]  # 4 tokens fill their graph
+    wider = priced([(5, 1.0), (20, 9.0)])
+    prices = wider
+    assert second() == [2, 1]  # the argmax takes what is free and may survive
+    survival = np.array([[0.9, 0.0, 0.0], [0.8, 0.0, 0.0]])
+    assert second() == [1, 1]
+    assert second(fill=True) == [2, 1]
+
+
+def test_async_never_verifies_below_the_floor_and_at_least_what_is_asked():
+    survival = np.array([[0.9, 1e-7, 1e-8], [0.8, 0.7, 1e-9]])
+    free = lambda b: np.ones_like(b, dtype=float)  # noqa: E731
+    assert DSparkAsync().start()(view(survival, free)).tolist() == [3, 3]
+    assert DSparkAsync(floor=1e-6).start()(view(survival, free)).tolist() == [1, 2]
+    assert DSparkAsync(floor=1e-6, least=2).start()(view(survival, free)).tolist() == [2, 2]
+    dear = lambda b: np.asarray(b, dtype=float) ** 3  # noqa: E731
+    schedule = DSparkAsync(1, newcomer=0.0, least=1).start()
+    assert schedule(view(survival, dear)).tolist() == [1, 1]
+    assert DSparkAsync(1, least=9).start()(view(survival, dear)).tolist() == [3, 3]
+
+
+def test_async_forgets_at_prompts_if_it_is_told_to():
+    prices = lambda b: 0.5 + 0.5 * np.asarray(b)  # noqa: E731
+
+    def lens(reset, **prompts):
+        schedule = DSparkAsync(1, reset=reset).start()
+        schedule(view([[0.1]], prices))
+        return schedule(view([[0.1]], prices, **prompts)).tolist()
+
+    assert lens(False) == lens(True) == lens(False, prefilled=True) == [0]
+    assert lens(True, prefilled=True) == [1]  # everyone is a newcomer again
+
+
+def test_a_view_tells_of_prompts_in_steps_without_decodes():
+    """Where prompts and decodes do not share steps, as in SGLang."""
+    seen = []
+
+    def spy(v):
+        seen.append((v.prefill_tokens, v.prefilled))
+        return np.zeros(v.num_seqs, dtype=np.int64)
+
+    arrivals = make_arrivals([0.0, 2.5], [4, 20], [8, 3])
+    fields = {"max_num_batched_tokens": 10, "drafter": synthetic(0.5, 1)}
+    simulate(Scenario(make_profile(), arrivals, scheduler=spy, rules=Rules(mixed=False), **fields))
+    assert seen[:4] == [(0, True), (0, False), (0, True), (0, False)]
+    seen.clear()
+    simulate(Scenario(make_profile(), arrivals, scheduler=spy, **fields))
+    assert (8, True) in seen
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [({"floor": 1.0}, "floor: expected a survival"), ({"least": -1}, "least: expected a whole number, 0 or more")],
+)
+def test_what_engines_add_has_bounds(fields, says):
+    with pytest.raises(SpecsimError, match=says):
+        DSparkAsync(**fields)
+
+
+def test_load_blind_budgets_by_what_survived_and_not_by_price():
+    free, dear = (lambda b: np.ones_like(b, dtype=float)), (lambda b: np.asarray(b, dtype=float) ** 9)
+    schedule = LoadBlind(survival=0.5, every=2).start()
+    sure, unsure = [[0.9, 0.8, 0.2], [0.9, 0.1, 0.1]], [[0.9, 0.6, 0.6], [0.4, 0.1, 0.1]]
+    assert schedule(view(sure, dear)).tolist() == [3, 3]
+    assert schedule(view(unsure, dear)).tolist() == [3, 3]  # positions at 0.5 or more: 3 and 3 of two requests
+    for prices in (free, dear):
+        assert schedule(view(sure, prices)).tolist() == [3, 1]  # ceil(1.5) each: the best four
+    assert schedule(view([[0.9, 0.8, 0.7], [0.1, 0.1, 0.1]], free)).tolist() == [3, 1]
+    poor = LoadBlind(every=1).start()
+    poor(view([[0.1, 0.0]], free))
+    assert poor(view([[0.1, 0.0]], free)).tolist() == [1]
+    with pytest.raises(TypeError, match=r"call start\(\)"):
+        LoadBlind()(view([[0.5]]))
+    for field, value in (("every", 0), ("least", -1), ("survival", 1.5)):
+        with pytest.raises(SpecsimError, match=f"LoadBlind: {field}: expected"):
+            LoadBlind(**{field: value})
+
+
 # The upper bound
 
 
@@ -564,8 +663,8 @@ def test_no_view_shows_acceptance_or_lengths():
     simulate(scenario)
     public = {name for name in spy.names if not name.startswith("_")}
     assert public == {
-        "confidence", "draft_lens", "emitted", "finishing_prefills", "gamma", "num_seqs", "prefill_tokens", "previous",
-        "request_ids", "step_curve", "step_seconds", "survival",
+        "confidence", "draft_lens", "emitted", "finishing_prefills", "gamma", "num_seqs", "prefill_tokens", "prefilled",
+        "previous", "request_ids", "step_curve", "step_seconds", "survival",
     }  # fmt: skip
     secret = {1009, 2003, 4001, 53, 59, 61}
     for where, values in spy.arrays:
