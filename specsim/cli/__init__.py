@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
 
 from specsim.cli import drafting, fitting, importing, look, measuring, profile_show, profiling, roofline, run, traces
 from specsim.types import SpecsimError
+
+LONG_NUMBER = re.compile(r"(\d{12})\d{20,}")
+"""What no person reads out of an error."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,5 +64,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(message: str) -> int:
     if message:
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
+        short = LONG_NUMBER.sub(lambda found: f"{found[1]}…({len(found[0])} digits)", " ".join(message.split()))
+        typer.echo(f"error: {short}", err=True)
     return 2

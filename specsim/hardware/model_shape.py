@@ -137,6 +137,7 @@ PRESETS = {
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 MOE = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 UNLIKE = {
     "kv_lora_rank": "latent attention (MLA)",
     "text_config": "a multimodal model",
@@ -189,6 +190,8 @@ def config_path(model: str, presets: Collection[str]) -> Path:
     path = Path(model)
     if path.is_dir():
         path /= "config.json"
+        if not path.exists():
+            raise SpecsimError(f"--model: the folder {model!r} holds no config.json")
     if not path.exists() and path.suffix != ".json":
         near = difflib.get_close_matches(model.lower(), presets, 1)
         hint = f", did you mean {near[0]}?" if near else ""
@@ -216,8 +219,12 @@ def read_model(path: Path) -> ModelShape:
     _refuse_unlike(path, config, more)
     heads = config.num_attention_heads
     head_dim = config.head_dim or head_width(path, config.hidden_size, heads)
-    experts = config.num_experts or config.num_local_experts or config.n_routed_experts or 0
-    moe_layers = _moe_layers(config) if experts and config.model_type in MOE else 0
+    key, experts = next(((key, count) for key in EXPERTS if (count := getattr(config, key))), (EXPERTS[0], 0))
+    if experts > 1 and config.model_type in DENSE:
+        raise SpecsimError(f"{path}: {key}: expected none with model_type {config.model_type!r}, got {experts}")
+    if not experts and config.model_type in MOE:
+        raise SpecsimError(f"{path}: {key}: is missing, expected it with model_type {config.model_type!r}")
+    moe_layers = _moe_layers(config) if config.model_type in MOE else 0
     if moe_layers and config.num_experts_per_tok is None:
         raise SpecsimError(f"{path}: num_experts_per_tok: is missing")
     # Where experts have no width of their own in the file, intermediate_size is theirs.
