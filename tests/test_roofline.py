@@ -371,12 +371,12 @@ def test_decoding_on_an_h200_is_near_what_was_measured(context):
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
 }  # fmt: skip
 QWEN_MOE = {
     "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
     "num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
-    "num_experts_per_tok": 8, "vocab_size": 151936,
+    "num_experts_per_tok": 8, "vocab_size": 151936, "max_position_embeddings": 40960,
 }  # fmt: skip
 
 
@@ -436,6 +436,14 @@ def test_a_config_of_experts(tmp_path):
 def test_configs_that_it_does_not_describe_are_refused(tmp_path, changes, words):
     with pytest.raises(SpecsimError, match=rf"config\.json: {words}"):
         read(tmp_path, LLAMA, **changes)
+
+
+def test_a_shape_is_written_without_what_only_a_measurement_needs():
+    """So that a profile of before has the same bytes; what is not as usual is kept."""
+    assert not {"qk_norm", "max_position"} & set(TINY.model_dump())
+    for shape in PRESETS.values():
+        assert ModelShape.model_validate_json(shape.model_dump_json()) == shape
+    assert PRESETS["qwen3-8b"].model_dump()["max_position"] == 40960
 
 
 def test_a_window_that_is_off_is_none(tmp_path):

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from specsim.files import read_text, write_text
-from specsim.hardware import SCHEMA, Profile
+from specsim.hardware import SCHEMA, ModelShape, Profile
+from specsim.hardware.model_shape import fitting_tokens
 from specsim.measure import machine
 from specsim.measure.fit import Sum, relative_error
 from specsim.measure.grid import Grid, Point
 from specsim.measure.session import Session, Settings
-from specsim.measure.shape import ModelShape, describe
 from specsim.measure.timing import Measured
 from specsim.types import SpecsimError
 
@@ -52,11 +52,11 @@ class Run:
 def kv_room(shape: ModelShape, width: int, device_memory: float) -> int:
     """KV tokens that fit into ``device_memory`` bytes beside the weights, engines using nine tenths of it.
 
-    Raises SpecsimError where not even one does.
+    At most as many as a profile can tell. Raises SpecsimError where not even one fits.
     """
-    left = MEMORY_SHARE * device_memory - shape.parameters * width
-    tokens = int(left // shape.kv_bytes_per_token(width))
-    if tokens < 1:
+    room = MEMORY_SHARE * device_memory - shape.parameters * width
+    tokens = fitting_tokens(room, shape.kv_bytes_per_token(width))
+    if not tokens:
         raise SpecsimError(
             f"--device-memory: model {shape.name} takes {shape.parameters * width / 1e9:,.1f} GB, "
             f"expected more than {device_memory / 1e9:,.1f} GB (of which {MEMORY_SHARE:.0%} are used)"
@@ -165,7 +165,7 @@ def write_log(run: Run, sum_: Sum, path: str | Path, command: str | None = None)
     header = {
         "schema": LOG_SCHEMA,
         "command": command,
-        "model": describe(run.shape),
+        "model": dict(run.shape) | {"parameters": run.shape.parameters},
         "grid": asdict(run.grid),
         "settings": asdict(run.settings),
         "device": run.device,
