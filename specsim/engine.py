@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 
 from specsim.acceptance import Drafter
 from specsim.hardware import Profile, step_cost
+from specsim.kv import contents
 from specsim.ledger import Ledger
-from specsim.replica import BLOCK, Limits, Replica
+from specsim.replica import Replica, run_in_lockstep
+from specsim.rules import VLLM, Limits, Rules
 from specsim.schedulers import NoSpec, scheduler_name
 from specsim.types import Ints, Result, SpecsimError, Window, stream
-from specsim.workload import ClosedLoop, OpenLoop, Workload
+from specsim.workload import Arrivals, ClosedLoop, OpenLoop, Workload
 
 STEP_COLUMNS = ("replica", "start", "duration", "num_seqs", "num_tokens", "prefill_tokens", "draft_tokens",
-                "kv_tokens", "waiting", "emitted")  # fmt: skip
+                "kv_tokens", "kv_blocks", "running", "waiting", "emitted")  # fmt: skip
 
-MOST = {"replicas": 10_000, "max_num_seqs": 1 << 16, "max_num_batched_tokens": 1 << 24, "kv_tokens": 1 << 50}
+MOST = {"replicas": 10_000, "max_num_seqs": 1 << 16, "max_num_batched_tokens": 1 << 24, "kv_tokens": 1 << 50,
+        "block_size": 1 << 16}  # fmt: skip
 """Bounds of a scenario's numbers: beyond them a run would not fit in memory."""
 
 
@@ -45,6 +48,9 @@ class Scenario:
     ``domains`` weighs the domains that requests without one are drawn from (None: the drafter's own,
     equally). ``kv_tokens=None`` takes the profile's, less the drafter's share. ``prefill="free"``
     leaves prompts out of budget, tokens and step time (they still take KV): decode-only studies.
+    ``block_size``: tokens in a KV block; ``rules``: how the engine schedules. ``async_scheduling`` plans a step
+    while the one before it runs: host time is hidden behind the forward, and a request is admitted a step later.
+    ``lockstep``: replicas are data-parallel ranks that step together, the slowest deciding.
     ``extrapolate`` lets steps leave the profile's measured range, at the last slope, and counts them.
     ``calibrated=False`` hides the trace's temperatures from schedulers.
     """
@@ -59,12 +65,16 @@ class Scenario:
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     kv_tokens: int | None = None
+    block_size: int = 16
     prefill: Literal["chunked", "free"] = "chunked"
+    rules: Rules = VLLM
+    async_scheduling: bool = False
+    lockstep: bool = False
     extrapolate: bool = False
     calibrated: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "max_num_seqs", "max_num_batched_tokens", "kv_tokens"):
+        for name in ("replicas", "max_num_seqs", "max_num_batched_tokens", "kv_tokens", "block_size"):
             value = getattr(self, name)
             most = MOST[name]
             if value is not None and not (isinstance(value, int | np.integer) and 1 <= value <= most):
@@ -123,9 +133,12 @@ class _Run:
             gamma,
             self.drafter.cost if self.drafter else None,
             extrapolate=scenario.extrapolate,
+            hides_host=scenario.async_scheduling,
         )
         self.env = simpy.Environment()
-        self.ledger = Ledger()
+        table = scenario.workload.table if isinstance(scenario.workload, Arrivals) else None
+        turns = table is not None and table.session_id is not None and table.prefix_hashes is None
+        self.ledger = Ledger(turns or (table is not None and table.prefix_hashes is not None), turns)
         self.done = self.env.event()
         self.replicas: list[Replica] = []
         for i in range(scenario.replicas):
@@ -135,6 +148,7 @@ class _Run:
                     self.env,
                     self.ledger,
                     limits,
+                    scenario.rules,
                     cost,
                     self.tape,
                     scenario.scheduler,
@@ -142,6 +156,11 @@ class _Run:
                     steps,
                 )
             )
+        if scenario.lockstep:
+            self.env.process(run_in_lockstep(self.env, self.replicas))
+        else:
+            for replica in self.replicas:
+                self.env.process(replica.run())
         self.route = _router(scenario.router, self.replicas, seed)
         self.domains: tuple[str, ...] = ()
         self.offsets = stream(seed, "acceptance")
@@ -160,7 +179,7 @@ class _Run:
         (start, before), (end, after) = self.marks
         table = None
         if self.steps:
-            rows = [row for r in self.replicas for row in r.steps or () if len(row) == len(STEP_COLUMNS)]
+            rows = [row for r in self.replicas for row in r.steps or ()]
             table = pd.DataFrame(rows, columns=list(STEP_COLUMNS))
             whole = [c for c in STEP_COLUMNS if c not in ("start", "duration")]
             table[whole] = table[whole].astype(np.int64)
@@ -213,7 +232,7 @@ class _Run:
         if self.tape is not None:
             part = parts[codes]
             offset = (draws * self.tape.size[part]).astype(np.int64)
-        most = self.limits.kv_blocks * BLOCK
+        most = self.limits.kv_blocks * self.limits.block_size
         gamma = self.tape.gamma if self.tape else 0
         too_long = np.flatnonzero(prompt + output + gamma > most)
         if len(too_long):
@@ -233,6 +252,10 @@ class _OpenFeed:
     def __init__(self, run: _Run, workload: OpenLoop) -> None:
         requests = workload.requests(run.seed)
         run.add(requests.prompt_tokens, requests.output_tokens, requests.domains, requests.domain)
+        if run.ledger.shares_prefixes:
+            hashes, sessions = requests.prefix_hashes, requests.session_id
+            known = None if sessions is None else sessions.tolist()
+            run.ledger.contents = contents(requests.prompt_tokens.tolist(), hashes, known, run.limits.block_size)
         self.run, self.times = run, requests.arrival_s
         self.last = len(self.times)
         self.first = int(np.searchsorted(self.times, 0.1 * self.times[-1]))
@@ -340,8 +363,14 @@ def _limits(scenario: Scenario, drafter: Drafter | None, gamma: int) -> Limits:
             f"scenario: max_num_batched_tokens: expected at least 1 + γ = {1 + gamma}, "
             f"got {scenario.max_num_batched_tokens}"
         )
-    blocks = 1 << 40 if kv_tokens is None else max(kv_tokens, 0) // BLOCK
-    return Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens, blocks, scenario.prefill == "free")
+    return Limits(
+        max_num_seqs=scenario.max_num_seqs,
+        max_num_batched_tokens=scenario.max_num_batched_tokens,
+        kv_blocks=1 << 40 if kv_tokens is None else max(kv_tokens, 0) // scenario.block_size,
+        prefill_free=scenario.prefill == "free",
+        block_size=scenario.block_size,
+        ahead=scenario.async_scheduling,
+    )
 
 
 def _parts(domains: tuple[str, ...], names: tuple[str, ...]) -> NDArray[np.int64]:

@@ -6,7 +6,6 @@ then the step lasts its cost and emits.
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -20,25 +19,15 @@ from numpy.typing import NDArray
 from specsim.acceptance import Tape
 from specsim.batch import ONES, Batch
 from specsim.hardware import Shape, StepCost
+from specsim.kv import Match, Pool
 from specsim.ledger import Ledger
-from specsim.schedulers import scheduler_name
-from specsim.types import SpecsimError
-from specsim.views import StepRecord, StepView, TapeOracleView, TapeView
+from specsim.rules import Limits, Rules
+from specsim.schedulers import ask, fresh
+from specsim.views import StepRecord, TapeOracleView, TapeView
 
-BLOCK = 16
-"""Tokens in one KV block."""
+NOTHING_FOUND = Match()
 PREVIOUS = 8
 """Steps that ``view.previous`` goes back."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds a step: sequences, tokens, KV blocks, and whether prefill is free."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv_blocks: int
-    prefill_free: bool
 
 
 @dataclass
@@ -64,22 +53,28 @@ class Replica:
         env: simpy.Environment,
         ledger: Ledger,
         limits: Limits,
+        rules: Rules,
         cost: StepCost,
         tape: Tape | None,
         scheduler: Any,
         on_finish: Callable[[list[int]], None],
         record_steps: bool = False,
     ) -> None:
-        self.index, self.env, self.ledger, self.limits = index, env, ledger, limits
+        self.index, self.env, self.ledger, self.limits, self.rules = index, env, ledger, limits, rules
         self.cost, self.tape, self.on_finish = cost, tape, on_finish
         self.scheduler = scheduler
-        self.schedule = _fresh(scheduler)
+        self.schedule = fresh(scheduler)
         self.steps: list[tuple[float, ...]] | None = [] if record_steps else None
         self.num_steps = self.extrapolated_steps = 0
+        self.arrived: list[int] = []  # since the last step boundary
+        self.seen: list[int] = []  # at the last one, by an engine that schedules a step ahead
         self.waiting: deque[int] = deque()
         self.prefills: list[Prefill] = []
         self.gamma = tape.gamma if tape else 0
-        self.width = 1 + self.gamma  # tokens that a decode reserves
+        self.width = 1 + self.gamma  # tokens of the budget that a decode reserves
+        self.block = limits.block_size
+        self.reserve = self.width if rules.lookahead else 1  # tokens that it reserves KV for
+        self.pool = Pool(limits.kv_blocks, limits.block_size, rules.prefix_caching, ledger.shares_prefixes)
         self.needs_lengths = cost.surface.needs_lengths
         self.sync_seconds = cost.profile.sync_seconds if getattr(scheduler, "synchronous", False) else 0.0
         self.view_type = TapeOracleView if getattr(scheduler, "oracle", False) else TapeView
@@ -87,107 +82,170 @@ class Replica:
         self.uses_previous = getattr(scheduler, "uses_previous", True)
         self.trusted = type(scheduler).__module__ == "specsim.schedulers"  # what others return is checked
         self.batch = Batch(limits.max_num_seqs, ledger, tape)
-        self._wake = env.event()
-        env.process(self.run())
+        self.wake = env.event()
 
     # The process: a step in three lines.
 
     def run(self) -> Generator[simpy.Event, None, None]:
         """Step while there is work; sleep until a request arrives otherwise."""
         while True:
-            if not (self.batch.n or self.prefills or self.waiting):
-                self._wake = self.env.event()
-                yield self._wake
-            self.reserve_running()
-            if self.waiting and not self.preempted:
-                self.admit_waiting()
+            if not self.busy:
+                self.wake = self.env.event()
+                yield self.wake
+            self.plan_step()
             if self.batch.n or self.prefills:
-                yield self.env.timeout(self.begin_step())
-                self.end_step()
+                seconds = self.begin_step()
+                yield self.env.timeout(seconds)
+                self.end_step(seconds)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.batch.n or self.prefills or self.waiting or self.arrived or self.seen)
 
     @property
     def load(self) -> int:
         """Requests running or waiting here."""
-        return self.batch.n + len(self.prefills) + len(self.waiting)
+        return self.batch.n + len(self.prefills) + len(self.waiting) + len(self.arrived) + len(self.seen)
 
     def submit(self, request: int) -> None:
-        """Queue a request; it is seen at the next step boundary."""
+        """Take a request in; it is seen at the next step boundary."""
         self.ledger.replica[request] = self.index
-        self.waiting.append(request)
-        if not self._wake.triggered:
-            self._wake.succeed()
+        self.arrived.append(request)
+        if not self.wake.triggered:
+            self.wake.succeed()
+
+    def plan_step(self) -> None:
+        """Decide what is in the step: running requests first, then those that wait."""
+        if self.arrived or self.seen:
+            self._see_arrivals()
+        if not self.rules.mixed and (self.prefills or self.waiting):
+            self.reserve_running(0)
+            self.admit_waiting()
+            if self.prefills:
+                return
+        self.reserve_running(self.batch.n)
+        self.admit_waiting()
+
+    def _see_arrivals(self) -> None:
+        for request in self.arrived:
+            self.ledger.queued[request] = self.env.now
+        # Scheduling ahead, a step was planned while the one before it ran: it knows nothing of what came meanwhile.
+        idle = not (self.batch.n or self.prefills or self.waiting or self.seen)
+        self.waiting.extend(self.seen)
+        self.seen, self.arrived = self.arrived, self.seen
+        self.arrived.clear()
+        if idle or not self.limits.ahead:
+            self.waiting.extend(self.seen)
+            self.seen.clear()
 
     # 1. Running requests first.
 
-    def reserve_running(self) -> None:
-        """Give each running decode its 1+γ tokens, the unfinished prefill a chunk, and both their KV."""
+    def reserve_running(self, decodes: int) -> None:
+        """Give ``decodes`` running decodes their 1+γ tokens, unfinished prefills a chunk, and all their KV."""
         budget = self.limits.max_num_batched_tokens
-        self.scheduled = min(self.batch.n, budget // self.width)
+        self.scheduled = min(decodes, budget // self.width)
         budget -= self.scheduled * self.width
         for p in self.prefills:
             p.chunk = min(p.tokens - p.done, budget)
             budget -= p.chunk
+            self.pool.fill(p.request, p.done + p.chunk)
         self.budget, self.preempted, self.counted = budget, False, False
         # A bound on the blocks needed, without a look at each request; counted only where it matters.
-        most = (self.batch.kv_total + self.batch.n * (self.width + BLOCK - 1)) // BLOCK
-        most += sum(_blocks(p.done + p.chunk) for p in self.prefills)
+        most = (self.batch.kv_total + self.batch.n * (self.reserve + self.block - 1)) // self.block
+        most += sum(self._blocks(p.done + p.chunk) for p in self.prefills)
         self.free_blocks = self.limits.kv_blocks - most
-        if self.free_blocks < 0:
+        if self.free_blocks < 0 or self.pool.tracking:
             self._count_blocks()
 
     def _count_blocks(self) -> None:
         """Count blocks request by request; on shortage preempt the tail of the running list."""
-        kv_blocks, self.counted = self.limits.kv_blocks, True
-        place = np.arange(self.batch.n)
-        reserve = np.where(place < self.scheduled, self.width, 0)
-        needed = np.cumsum(_blocks(self.batch.kv_tokens() + reserve))
-        used = int(needed[-1]) if self.batch.n else 0
-        chunks = sum(_blocks(p.done + p.chunk) for p in self.prefills)
-        while self.prefills and used + chunks > kv_blocks:
-            p = self.prefills.pop()
-            chunks -= _blocks(p.done + p.chunk)
-            self._requeue([p.request])
-        if used > kv_blocks:
-            kept = int(np.searchsorted(needed, kv_blocks, side="right"))
-            self._requeue(self.batch.leave(place >= kept))
-            self.scheduled = min(self.scheduled, kept)
-            used = int(needed[kept - 1])
-        self.free_blocks = kv_blocks - used - chunks
+        self.counted = True
+        reserve = np.where(np.arange(self.batch.n) < self.scheduled, self.reserve, 0)
+        needed = self._blocks(self.batch.kv_tokens() + reserve)
+        used = int(needed.sum()) + sum(self._blocks(p.done + p.chunk) for p in self.prefills) + self.pool.shared
+        if used > self.limits.kv_blocks:
+            used = self._preempt(needed, used)
+        if self.pool.tracking:
+            self.pool.settle(used)
+        self.free_blocks = self.limits.kv_blocks - used
 
-    def _requeue(self, requests: list[int]) -> None:
-        self.preempted = True
-        for request in requests:
-            self.ledger.preemptions[request] += 1
-        self.waiting.extendleft(reversed(requests))
+    def _preempt(self, needed: NDArray[np.int64], used: int) -> int:
+        """Send the running list's last ones back to wait until the others' blocks fit; blocks then used."""
+        pool, ledger, n = self.pool, self.ledger, self.batch.n
+        if not pool.tracking:  # what was free until now holds nothing that anybody looks for
+            pool.settle(
+                int(self._blocks(self.batch.kv_tokens()).sum()) + sum(self._blocks(p.done) for p in self.prefills)
+            )
+        while used > self.limits.kv_blocks:
+            shared = pool.shared
+            if self.prefills:
+                p = self.prefills.pop()
+                request, tokens, blocks = p.request, p.done, self._blocks(p.done + p.chunk)
+            else:
+                n -= 1
+                [request] = self.batch.leave(np.arange(n + 1) == n)
+                tokens, blocks = ledger.prompt_tokens[request] + ledger.emitted[request] - 1, int(needed[n])
+            pool.release(request, ledger.content(request), tokens, findable=True)
+            used += pool.shared - shared - blocks
+            ledger.preemptions[request] += 1
+            self.waiting.appendleft(request)
+        self.scheduled, self.preempted = min(self.scheduled, n), True
+        self.budget = self.limits.max_num_batched_tokens - self.scheduled * self.width
+        self.budget -= sum(p.chunk for p in self.prefills)
+        return used
+
+    def _blocks(self, tokens: Any) -> Any:
+        """KV blocks that hold ``tokens`` tokens."""
+        return (tokens + self.block - 1) // self.block
 
     # 2. Admissions.
 
     def admit_waiting(self) -> None:
-        """Admit waiting requests, first come first served; not called in a step that preempted one."""
-        limits, ledger = self.limits, self.ledger
+        """Admit waiting requests, first come first served."""
+        limits, rules, ledger, pool = self.limits, self.rules, self.ledger, self.pool
+        if self.preempted and rules.pause:
+            return
         while self.waiting and self.batch.n + len(self.prefills) < limits.max_num_seqs:
             request = self.waiting[0]
             tokens = ledger.prompt_tokens[request] + ledger.emitted[request]
+            match = pool.find(ledger.content(request), tokens) if pool.tracking else NOTHING_FOUND
+            done = match.hit * self.block
             if limits.prefill_free:
                 # The prompt takes KV alone; the first token is there at once, and it decodes in this step.
-                chunk, blocks = self.width, _blocks(tokens + self.width)
+                chunk, held, known = self.width, tokens + self.reserve, tokens + self.reserve
             else:
-                chunk = max(min(tokens, self.budget), 1)
-                blocks = _blocks(chunk)
-            if blocks > self.free_blocks and not self.counted:
+                chunk = max(min(tokens - done, self.budget), 1)
+                held, known = done + chunk, tokens if rules.whole_prompt else done + chunk
+            if self._blocks(known) - match.in_use > self.free_blocks and not self.counted:
                 self._count_blocks()
-            if chunk > self.budget or blocks > self.free_blocks:
+            if chunk > self.budget or self._blocks(known) - match.in_use > self.free_blocks:
+                return
+            if self.prefills and not rules.split and chunk < tokens - done:
                 return
             self.waiting.popleft()
             self.budget -= chunk
-            self.free_blocks -= blocks
+            self.free_blocks -= self._blocks(held) - match.in_use
+            if pool.tracking:
+                pool.take(request, ledger.content(request), match)
+                pool.fill(request, held)
+                pool.settle(limits.kv_blocks - self.free_blocks)
+            ledger.cached[request] += done
             if isnan(ledger.scheduled[request]):  # not a preempted one
                 ledger.scheduled[request] = self.env.now
             if limits.prefill_free:
-                self.on_finish(self._first_tokens([request]))
+                self._leave_behind(self._first_tokens([request]))
                 self.scheduled = self.batch.n
             else:
-                self.prefills.append(Prefill(request, tokens, chunk=chunk))
+                self.prefills.append(Prefill(request, tokens, done, chunk))
+
+    def _leave_behind(self, finished: list[int]) -> None:
+        """Requests finished: give their blocks back, and tell."""
+        if self.pool.tracking:
+            for request in finished:
+                tokens = self.ledger.prompt_tokens[request] + self.ledger.output_tokens[request] - 1
+                self.pool.release(request, self.ledger.content(request), tokens, self.ledger.has_turns)
+        self.on_finish(finished)
 
     # 3. The scheduler, and 4. what the step costs and emits.
 
@@ -211,8 +269,11 @@ class Replica:
         self.num_steps += 1
         if self.steps is not None:
             num_tokens, kv_tokens = n + prefill_tokens + draft_tokens, shape.kv_tokens + sum(shape.histories)
-            row = (self.index, self.env.now, seconds, n, num_tokens, prefill_tokens, draft_tokens)
-            self.steps.append((*row, kv_tokens, len(self.waiting)))
+            if not self.counted:
+                self._count_blocks()
+            held = self.limits.kv_blocks - self.free_blocks
+            load = self.batch.n + len(self.prefills), len(self.waiting)
+            self.row = (self.env.now, n, num_tokens, prefill_tokens, draft_tokens, kv_tokens, held, *load)
         return seconds
 
     def _shape(self, n: int) -> Shape:
@@ -221,7 +282,10 @@ class Replica:
             shape = Shape(n, self.batch.kv_total)
         else:
             chunks = [p.chunk for p in self.prefills if p.chunk]
-            shape = Shape(n, self.batch.kv_total, chunks, [p.done for p in self.prefills if p.chunk])
+            histories = [p.done for p in self.prefills if p.chunk]
+            if chunks and not self.rules.own_prefills:
+                chunks, histories = [sum(chunks)], [max(histories)]
+            shape = Shape(n, self.batch.kv_total, chunks, histories)
         if self.needs_lengths and n:
             lengths = self.batch.kv_tokens()
             shape = shape._replace(shortest=int(lengths.min()), longest=int(lengths.max()))
@@ -236,31 +300,11 @@ class Replica:
         self.view = view = self.view_type(tape, rows, ids, curve, fixed, prefill_tokens, finishing, self.previous)
         if isinstance(view, TapeOracleView):
             view.accepted = tape.accepted.take(rows)
-        lens: NDArray[np.int64] = self.schedule(view) if self.trusted else self._ask(view, n)
+        lens: NDArray[np.int64] = self.schedule(view) if self.trusted else ask(self.scheduler, self.schedule, view)
         return lens if tape.proposed is None else np.minimum(lens, tape.proposed.take(rows))
 
-    def _ask(self, view: StepView, n: int) -> NDArray[np.int64]:
-        """Call a user's scheduler and check what it returns; its own exceptions are told in one line."""
-        try:
-            lens = np.asarray(self.schedule(view))
-        except SpecsimError as error:
-            raise SpecsimError(f"scheduler {scheduler_name(self.scheduler)}: {error}") from error
-        except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise SpecsimError(
-                f"scheduler {scheduler_name(self.scheduler)}: {type(error).__name__}: {error} "
-                f"(in {frame.name}, line {frame.lineno})"
-            ) from error
-        whole = lens.dtype.kind in "iu" and lens.shape == (n,)
-        if not whole or lens.min() < 0 or lens.max() > self.gamma:
-            raise SpecsimError(
-                f"scheduler {scheduler_name(self.scheduler)}: expected {n} whole draft lengths within 0..{self.gamma}, "
-                f"got {lens.dtype} {lens.shape}: {lens.ravel()[:8]}"
-            )
-        return lens.astype(np.int64)  # a copy: history keeps it, and a scheduler may fill its array again
-
-    def end_step(self) -> None:
-        """Emit what the step produced; let finished requests go and finished prompts start to decode."""
+    def end_step(self, seconds: float) -> None:
+        """Emit what a step of ``seconds`` produced; let finished requests go and finished prompts decode."""
         emitted = 0
         finished: list[int] = []
         if self.scheduled:
@@ -276,9 +320,10 @@ class Replica:
                 emitted += len(first)
                 finished += self._first_tokens(first)
         if self.steps is not None:
-            self.steps[-1] += (emitted,)
+            start, *held = self.row
+            self.steps.append((self.index, start, seconds, *held, emitted))
         if finished:
-            self.on_finish(finished)
+            self._leave_behind(finished)
 
     def _emit(self, n: int) -> tuple[int, list[int]]:
         """Decodes emit min(accepted, draft_len) + 1 tokens, clipped at their output length."""
@@ -319,14 +364,22 @@ class Replica:
         self.batch.leave(np.ones(self.batch.n, dtype=bool))
 
 
-def _fresh(scheduler: Any) -> Any:
-    """What to call: what start() returns, or the scheduler itself, which all replicas and runs then share."""
-    try:
-        return scheduler.start() if hasattr(scheduler, "start") else scheduler
-    except Exception as error:
-        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: start: {type(error).__name__}: {error}") from error
+def run_in_lockstep(env: simpy.Environment, replicas: list[Replica]) -> Generator[simpy.Event, None, None]:
+    """Step replicas together, as ranks that exchange experts' tokens do: the slowest decides how long a step lasts.
 
-
-def _blocks(tokens: Any) -> Any:
-    """KV blocks that hold ``tokens`` tokens."""
-    return (tokens + BLOCK - 1) // BLOCK
+    A rank without work steps along (an empty forward, never the slowest).
+    """
+    while True:
+        if not any(r.busy for r in replicas):
+            wake = env.event()
+            for r in replicas:
+                r.wake = wake
+            yield wake
+        for r in replicas:
+            r.plan_step()
+        working = [r for r in replicas if r.batch.n or r.prefills]
+        if working:
+            seconds = max([r.begin_step() for r in working])
+            yield env.timeout(seconds)
+            for r in working:
+                r.end_step(seconds)

@@ -14,6 +14,7 @@ a fresh callable for each replica: for schedulers with memory).
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -289,3 +290,36 @@ class Oracle(BuiltIn):
 def _at_least(policy: str, field: str, value: int, low: int) -> None:
     if not isinstance(value, int | np.integer) or value < low:
         raise SpecsimError(f"{policy}: {field}: expected a whole number, {low} or more, got {value!r}")
+
+
+# Calling a scheduler that may be a user's
+
+
+def fresh(scheduler: Any) -> Any:
+    """What to call: what start() returns, or the scheduler itself, which all replicas and runs then share."""
+    try:
+        return scheduler.start() if hasattr(scheduler, "start") else scheduler
+    except Exception as error:
+        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: start: {type(error).__name__}: {error}") from error
+
+
+def ask(scheduler: Any, schedule: Any, view: StepView) -> Lens:
+    """What ``schedule``, made from ``scheduler``, returns for ``view``, checked; its own errors told in one line."""
+    try:
+        lens = np.asarray(schedule(view))
+    except SpecsimError as error:
+        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: {error}") from error
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise SpecsimError(
+            f"scheduler {scheduler_name(scheduler)}: {type(error).__name__}: {error} "
+            f"(in {frame.name}, line {frame.lineno})"
+        ) from error
+    n, gamma = view.num_seqs, view.gamma
+    whole = lens.dtype.kind in "iu" and lens.shape == (n,)
+    if not whole or lens.min() < 0 or lens.max() > gamma:
+        raise SpecsimError(
+            f"scheduler {scheduler_name(scheduler)}: expected {n} whole draft lengths within 0..{gamma}, "
+            f"got {lens.dtype} {lens.shape}: {lens.ravel()[:8]}"
+        )
+    return lens.astype(np.int64)  # a copy: history keeps it, and a scheduler may fill its array again

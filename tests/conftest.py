@@ -6,7 +6,9 @@ scenario worked out by hand can be compared with ``==``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,5 +154,17 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
             main([str(a) for a in arguments])
         out, err = capsys.readouterr()
         return int(stop.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a source: text as it is, anything else as JSON."""
+
+    def call(content: Any, name: str = "source.txt") -> Path:
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
 
     return call

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from bundles import CONFIG, DENSE, EXPERTS, LAYER, LINK, META, ONE_FORWARD, SKEW, bundle, csv_text, load, microseconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,6 +139,14 @@ def _beside(sizes, value):
 
 
 @real
+def test_the_shard_is_the_one_that_the_bundle_tells(name):
+    """Of one degree by tp_degrees; of two by the samples of skew_fit.csv. Neither is that of two."""
+    assert "assumed" not in imported(name).provenance.notes
+    with pytest.raises(SpecsimError, match=r"--tp: (expected one of .* tp_degrees \[1\]|.* is the shard of 1), got 2"):
+        load_profile_source(RUNS / name / "profile", ask=Ask(tp=2, **LINK))
+
+
+@real
 def test_what_the_bundle_says_of_itself_is_kept(name):
     p = imported(name, host_seconds=0.001, kv_tokens=41408)
     assert (p.kind, p.model, p.engine, p.gpus, p.tp) == ("imported", "meta-llama/Llama-3.1-8B", "vLLM", 1, 1)
@@ -165,57 +174,6 @@ def test_unequal_lengths_by_the_bundles_own_table(name):
 
 
 # Small ones by hand
-
-CONFIG = {
-    "model_type": "tiny", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "torch_dtype": "bfloat16",
-}  # fmt: skip
-EXPERTS = CONFIG | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
-DENSE = {
-    "embedding": 1, "final_layernorm": 2, "layernorm": 4, "qkv_proj": 8, "rotary_emb": 16, "o_proj": 32,
-    "gate_up_proj": 64, "act_fn": 128, "down_proj": 256,
-}  # fmt: skip
-META = {"model": "org/Tiny-1B", "architecture": "tiny", "gpu": "GPU X", "hardware": "X", "vllm_version": "0.1"}
-LAYER = 2 * 4 + 8 + 16 + 32 + 64 + 128 + 256
-ONE_FORWARD = 1 + 2 + 3 * LAYER
-
-
-def csv_text(columns, rows):
-    return "\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n"
-
-
-def bundle(folder, *, config=CONFIG, meta=META, layers=DENSE, sizes=(1, 4, 16), moe=None, **files):
-    """A bundle whose kernels take their weight in ``layers`` at one token and linearly more with tokens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    dense = [(name, b, weight * (1 + (b - 1) / 16)) for name, weight in layers.items() for b in sizes]
-    heads = [(name, s, weight * s) for name, weight in (("lm_head", 512), ("sampler", 1024)) for s in (1, 4, 16)]
-    points = [(0, 0, n, k, n * k) for n in (1, 4) for k in (10, 100)]
-    points += [(c, h, 0, 0, c + h) for c in (4, 8) for h in (0, 16)]
-    points += [(c, h, n, k, c + h + n * k) for c in (4, 8) for h in (0, 16) for n in (1, 4) for k in (10, 100)]
-    texts = {
-        "dense.csv": csv_text("layer,tokens,time_us", dense),
-        "per_sequence.csv": csv_text("layer,sequences,time_us", heads),
-        "attention.csv": csv_text("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", points),
-    }
-    if moe:
-        texts["moe.csv"] = csv_text("tokens,activated_experts,time_us", moe)
-    texts |= {name.replace("__", "."): text for name, text in files.items()}
-    for name, text in texts.items():
-        (folder / name).write_text(text)
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
-    if meta is not None:
-        (folder / "meta.yaml").write_text(json.dumps(meta))  # JSON is YAML
-    return folder
-
-
-def load(folder, **answers):
-    return load_profile_source(folder, ask=Ask(**answers))[0]
-
-
-def microseconds(profile, n=0, context=0, chunks=(), histories=(), drafts=0, extrapolate=False):
-    cost = step_cost(profile, 256, 64, 0, extrapolate=extrapolate)
-    return cost.seconds(Shape(n, n * context, list(chunks), list(histories)), drafts) * 1e6
 
 
 def test_a_forward_runs_each_kernel_as_often_as_the_model_does(tmp_path):
@@ -264,9 +222,18 @@ def test_answers_go_before_what_the_bundle_says(tmp_path):
     folder = bundle(tmp_path / "b")
     p = load(folder)
     assert (p.name, p.model, p.device, p.engine) == ("tiny-1b-x-tp1", "org/Tiny-1B", "GPU X", "vLLM")
-    p = load(folder, name="mine", model="tiny-1b", device="GPU Y", engine="other", gpus=2, max_num_tokens=8, date="now")
+    p = load(
+        folder,
+        name="mine",
+        model="tiny-1b",
+        device="GPU Y",
+        engine="other",
+        gpus=2,
+        max_num_tokens=8,
+        date="2026-08-14",
+    )
     assert (p.name, p.model, p.device, p.engine, p.gpus) == ("mine", "tiny-1b", "GPU Y", "other", 2)
-    assert (p.last_tokens, p.provenance.date) == (8, "now")
+    assert (p.last_tokens, p.provenance.date) == (8, "2026-08-14")
 
 
 # Experts
@@ -332,70 +299,18 @@ def test_experts_spread_over_ranks(tmp_path):
         load(tmp_path / "b", expert_parallel=3)
 
 
-# Tensor parallelism
-
-LINK = {"link_bandwidth": 1e9, "link_latency": 5e-6}
-
-
-@pytest.fixture
-def shards(tmp_path):
-    """tp1/ and tp2/ of one model, the second twice as fast, with meta.yaml and config.json above them."""
-    root = tmp_path / "variant"
-    for tp, scale in ((1, 1), (2, 0.5)):
-        layers = {name: weight * scale for name, weight in DENSE.items()}
-        bundle(root / f"tp{tp}", config=None, meta=None, layers=layers)
-    (root / "config.json").write_text(json.dumps(CONFIG))
-    (root / "meta.yaml").write_text(json.dumps(META | {"tp_degrees": [1, 2]}))
-    return root
-
-
-def test_a_shard_of_two_pays_its_all_reduces(shards):
-    p = load(shards, tp=2, **LINK)
-    # Two a layer, of tokens × 64 × 2 bytes, of which a ring of two sends each half twice.
-    for tokens in (1, 4):
-        link = 6 * (5 + tokens * 64 * 2 * 1.0 / 1e9 * 1e6)
-        expected = ONE_FORWARD / 2 * (1 + (tokens - 1) / 16) + link + tokens * 1536 + 3 * 10 * tokens
-        assert microseconds(p, tokens, 10) == pytest.approx(expected)
-    assert (p.tp, p.gpus, p.name) == (2, 2, "tiny-1b-x-tp2")
-    assert "computed and not measured" in p.provenance.notes
-    assert load(shards / "tp2", **LINK).verify == p.verify
-
-
-@pytest.mark.parametrize(
-    ("inside", "answers", "says"),
-    [
-        ("", {}, r"variant: expected --tp, one of 1, 2"),
-        ("", {"tp": 4}, r"--tp: expected one of 1, 2, got 4"),
-        ("", {"tp": 2}, r"tp2: expected --link-bandwidth .* and --link-latency .*, since tp 2 needs all-reduces"),
-        ("", {"tp": 2, "link_latency": 1e-6}, "expected --link-bandwidth"),
-        ("", {"tp": 1, "link_latency": 1e-6}, "have no meaning without tensor parallelism"),
-        ("tp2", {"tp": 1}, "--tp: .* is the shard of 2, got 1"),
-        ("", {"tp": 2, "link_latency": 1e-6, "link_bandwidth": 0.0}, "--link-bandwidth: expected at least 1, got 0"),
-    ],
-)
-def test_what_a_shard_needs_to_be_told(shards, inside, answers, says):
-    with pytest.raises(SpecsimError, match=says):
-        load(shards / inside, **answers)
-
-
-def test_a_lone_folder_of_several_degrees_says_what_it_takes(tmp_path):
-    folder = bundle(tmp_path / "b", meta=META | {"tp_degrees": [1, 2]})
-    assert "Tensor parallelism was not told" in load(folder).provenance.notes
-    assert "not told" not in load(folder, tp=1).provenance.notes
-    with pytest.raises(SpecsimError, match=r"--tp: expected one of meta\.yaml's tp_degrees \[1, 2\], got 4"):
-        load(folder, tp=4, **LINK)
+def test_a_draft_cost_may_come_with_a_bundle(tmp_path, run):
+    folder, draft, out = bundle(tmp_path / "b"), tmp_path / "d.csv", tmp_path / "p.json"
+    draft.write_text("num_seqs,ms\n1,1\n4,2\n")
+    code, _, said = run("profile", "import", folder, "--draft", draft, "--out", out)
+    assert (code, said) == (0, "")
+    p = load_profile(out)
+    assert (p.draft.num_seqs, p.draft.seconds) == ((1, 4), (0.001, 0.002))
+    assert "The draft cost is that of d.csv" in p.provenance.notes
+    assert f"--draft {draft}" in p.provenance.command
 
 
 # Unequal lengths
-
-SKEW = csv_text(
-    "pc,n_label,skew_rate_label,kv_big_label,kp_label,alpha,n_samples",
-    [
-        (0, "n<=2", "sr<=15%", "kvB<=1k", "kp=0", 0.25, 4),
-        (0, "n>256", "sr>70%", "kvB>16k", "kp<=16k", -0.5, 4),
-        (8, "n<=2", "sr<=5%", "kvB<=64", "kp>8k", 0.5, 4),
-    ],
-)
 
 
 def test_labels_become_upper_edges(tmp_path):
@@ -414,7 +329,7 @@ def test_labels_become_upper_edges(tmp_path):
 @pytest.mark.parametrize(("tp", "default"), [(1, 0.05), (2, 0.0)])
 def test_the_default_is_that_of_the_shard(tmp_path, tp, default):
     meta = META | {"skew_fit": {"per_tp": {1: {"alpha_default": 0.05}}}}
-    folder = bundle(tmp_path / "b", skew_fit__csv=SKEW, meta=meta)
+    folder = bundle(tmp_path / f"tp{tp}", skew_fit__csv=SKEW, meta=meta)
     p = load(folder, tp=tp, **(LINK if tp > 1 else {}))
     assert p.verify.skew.default == default
 

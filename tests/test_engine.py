@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import TICK, always, draft_cost, make_arrivals, make_blocks, make_profile, staircase
 
 from specsim.acceptance import Drafter, synthetic
 from specsim.engine import Policy, Scenario, simulate
+from specsim.rules import Rules
 from specsim.schedulers import (
     MTP1,
     BatchSizeTable,
@@ -175,9 +178,12 @@ def test_free_prefill_of_one_output_token_takes_no_time():
 # KV and preemption
 
 
+PLAIN = Rules().without("prefix_caching", "whole_prompt")
+
+
 def test_preemption_by_hand():
     """Three blocks, ten tokens a step. The sixth step needs four blocks: the tail goes back to the queue."""
-    result = run(make_arrivals([0.0, 0.0], 15, [6, 4]), kv_tokens=48, max_num_batched_tokens=10)
+    result = run(make_arrivals([0.0, 0.0], 15, [6, 4]), kv_tokens=48, max_num_batched_tokens=10, rules=PLAIN)
     assert rows(result) == [
         (0, 10, 10, 0, 0, 1, 0),
         (0, 10, 10, 0, 10, 0, 1),
@@ -199,9 +205,44 @@ def test_preemption_by_hand():
     assert column(result, "emitted") == [6, 4]
 
 
+def test_without_the_pause_a_request_comes_in_as_another_goes_out():
+    both = make_arrivals([0.0, 0.0], 15, [6, 4])
+    result = run(both, kv_tokens=48, max_num_batched_tokens=10, rules=PLAIN.without("pause"))
+    assert rows(result)[5] == (1, 10, 9, 0, 18, 0, 1)
+
+
+def test_a_preempted_request_finds_its_full_blocks_again():
+    """As above, but the second request, of 17 known tokens, waits for the two blocks that it needs in all."""
+    result = run(make_arrivals([0.0, 0.0], 15, [6, 4]), kv_tokens=48, max_num_batched_tokens=10)
+    assert rows(result)[4:] == [
+        (2, 2, 0, 0, 32, 0, 2),
+        (1, 1, 0, 0, 18, 1, 1),
+        (1, 1, 0, 0, 19, 1, 1),  # one block is free, and it holds the request's first sixteen tokens
+        (0, 1, 1, 0, 16, 0, 1),  # the first request has gone: of 17 tokens 16 are found
+        (1, 1, 0, 0, 17, 0, 1),
+    ]
+    assert column(result, "cached") == [0, 16]
+    lost = run(
+        make_arrivals([0.0, 0.0], 15, [6, 4]), kv_tokens=48, max_num_batched_tokens=10,
+        rules=Rules(prefix_caching=False),
+    )  # fmt: skip
+    assert rows(lost, ["prefill_tokens"])[-3:-1] == [(10,), (7,)]
+    assert column(lost, "cached") == [0, 0]
+
+
+def test_found_blocks_that_were_taken_meanwhile_are_computed_again():
+    """Six blocks; the second request is put out with three full ones, and the first goes on to take two of them."""
+    result = run(make_arrivals([0.0, 0.0], [30, 45], [40, 8]), kv_tokens=96)
+    # 30 + 45 tokens are two and three blocks; at 33 and 49 tokens they are three and four.
+    assert column(result, "preemptions") == [0, 1]
+    assert column(result, "cached") == [0, 16]
+    assert rows(run(make_arrivals([0.0, 0.0], [30, 45], [4, 8]), kv_tokens=96), ["prefill_tokens"])[0] == (75,)
+
+
 def test_an_unfinished_prefill_is_the_first_to_go():
     # The first request holds one block of three. The second's prompt, 11 or 12 tokens a step, comes to need three.
-    result = run(make_arrivals([0.0, 0.0], [10, 40], [8, 2]), kv_tokens=48, max_num_batched_tokens=12)
+    arrivals = make_arrivals([0.0, 0.0], [10, 40], [8, 2])
+    result = run(arrivals, kv_tokens=48, max_num_batched_tokens=12, rules=PLAIN)
     assert rows(result, ["num_seqs", "prefill_tokens", "waiting"]) == [
         (0, 12, 0), (1, 11, 0), (1, 11, 0),
         (1, 0, 1),  # 35 tokens would take a fourth block: what was computed is lost
@@ -212,6 +253,112 @@ def test_an_unfinished_prefill_is_the_first_to_go():
     ]  # fmt: skip
     assert column(result, "preemptions") == [0, 2]
     assert column(result, "emitted") == [8, 2]
+    # Where the whole prompt must fit, it waits from the start.
+    waits = run(arrivals, kv_tokens=48, max_num_batched_tokens=12)
+    assert column(waits, "preemptions") == [0, 0]
+    assert column(waits, "scheduled")[1] == column(waits, "finish")[0]
+
+
+def test_the_block_size_is_what_kv_is_counted_in():
+    arrivals = make_arrivals([0.0, 0.0], 15, [6, 4])  # at most 20 + 18 tokens at a time
+    assert column(run(arrivals, kv_tokens=38, block_size=1), "preemptions") == [0, 0]
+    assert column(run(arrivals, kv_tokens=38, block_size=16), "preemptions") != [0, 0]
+    with pytest.raises(SpecsimError, match="scenario: block_size: expected a whole number, 1 or more"):
+        Scenario(make_profile(), arrivals, block_size=0)
+
+
+# Prefix caching
+
+
+def alike(times, prompts, outputs, **columns):
+    """Arrivals with prefix hashes or session ids."""
+    arrivals = make_arrivals(times, prompts, outputs)
+    return replace(arrivals, table=replace(arrivals.table, **columns))
+
+
+def test_prompts_that_start_alike_compute_the_start_once():
+    arrivals = alike([0.0, 50.0], [600, 700], 2, prefix_hashes=((7, 8), (7, 9)))
+    result = run(arrivals)
+    assert rows(result, ["prefill_tokens", "kv_tokens"]) == [(600, 0), (0, 600), (700 - 512, 512), (0, 700)]
+    assert column(result, "cached") == [0, 512]
+    assert column(run(arrivals, rules=Rules(prefix_caching=False)), "cached") == [0, 0]
+
+
+def test_a_start_that_is_being_computed_is_found_as_far_as_it_is():
+    """vLLM names blocks as it schedules them: a prompt in the same step finds those of one before it."""
+    arrivals = alike([0.0, 0.0], [600, 700], 2, prefix_hashes=((7, 8), (7, 9)))
+    assert rows(run(arrivals), ["prefill_tokens"])[0] == (600 + 700 - 512,)
+    half = run(arrivals, max_num_batched_tokens=256)
+    assert column(half, "cached") == [0, 512]  # by the time it is admitted
+
+
+def test_shared_blocks_are_held_once():
+    """40 blocks hold two requests of 600 tokens where 512 of them are the same: 38 + 6."""
+    arrivals = alike([0.0, 0.5], 600, 20, prefix_hashes=((7, 8), (7, 9)))
+    together = run(arrivals, kv_tokens=48 * 16)
+    assert column(together, "scheduled")[1] < column(together, "finish")[0]
+    apart = run(make_arrivals([0.0, 0.5], 600, 20), kv_tokens=48 * 16)
+    assert column(apart, "scheduled")[1] == column(apart, "finish")[0]
+
+
+def test_the_next_turn_of_a_session_finds_the_last_ones_prompt_and_answer():
+    arrivals = alike([0.0, 50.0, 50.0], [100, 150, 150], 20, session_id=np.array([4, 4, 5]))
+    result = run(arrivals)
+    assert column(result, "cached") == [0, 112, 0]  # 119 tokens of KV: seven full blocks
+
+
+def test_the_least_recently_used_content_goes_first():
+    """Ten blocks: two sessions leave three each; a request of seven takes the free ones and the older session's."""
+    times, sessions = [0.0, 20.0, 40.0, 60.0, 60.0], np.array([1, 2, 3, 2, 1])
+    arrivals = alike(times, [40, 40, 100, 70, 70], 9, session_id=sessions)
+    result = run(arrivals, kv_tokens=160)
+    assert column(result, "cached") == [0, 0, 0, 48, 0]
+
+
+# Rules that other engines do not have
+
+
+def test_without_splitting_a_prompt_waits_for_a_step_that_holds_it():
+    arrivals = make_arrivals([0.0, 0.0, 0.0], [6, 7, 25], 1)
+    whole = Rules(split=False)
+    assert rows(run(arrivals, max_num_batched_tokens=10, rules=whole), ["prefill_tokens"]) == [
+        (6,), (7,), (10,), (10,), (5,)  # the last is longer than any step: it is cut where it is the first
+    ]  # fmt: skip
+    assert rows(run(arrivals, max_num_batched_tokens=10), ["prefill_tokens"]) == [(10,), (10,), (10,), (8,)]
+
+
+def test_without_mixing_decodes_stand_still_while_prompts_are_computed():
+    result = run(make_arrivals([0.0, 0.5], [4, 15], [3, 2]), max_num_batched_tokens=10, rules=Rules(mixed=False))
+    assert rows(result, ["num_seqs", "prefill_tokens"]) == [(0, 4), (0, 10), (0, 5), (2, 0), (1, 0)]
+
+
+def test_scheduling_ahead_hides_the_host_and_admits_a_step_later():
+    profile = make_profile(host_seconds=0.25)
+    arrivals = make_arrivals([0.0, 0.5], 4, [4, 2])
+    plain, ahead = (run(arrivals, profile=profile, async_scheduling=flag) for flag in (False, True))
+    assert plain.steps["duration"].tolist()[0] == 1.25 + 4 * TICK
+    assert ahead.steps["duration"].tolist()[0] == 1 + 4 * TICK
+    assert rows(plain, ["num_seqs", "prefill_tokens"]) == [(0, 4), (1, 4), (2, 0), (1, 0)]
+    assert rows(ahead, ["num_seqs", "prefill_tokens"]) == [(0, 4), (1, 0), (1, 4), (2, 0)]
+    assert column(ahead, "queued")[1] == ends(ahead)[0]
+    slow = run(arrivals, profile=make_profile(host_seconds=3.0), async_scheduling=True)
+    assert set(slow.steps["duration"]) == {3.0}
+
+
+def test_in_lockstep_the_slowest_rank_decides():
+    arrivals = make_arrivals([0.0, 0.0, 5.0], [4, 60, 8], [3, 2, 1])
+    result = run(arrivals, replicas=2, lockstep=True)
+    steps = result.steps.sort_values(["start", "replica"])
+    assert steps[["replica", "num_tokens"]].to_numpy().tolist() == [[0, 4], [1, 60], [0, 1], [1, 1], [0, 1], [0, 8]]
+    assert steps["duration"].tolist()[:5] == [1 + 60 * TICK] * 2 + [1 + TICK] * 3
+    assert column(result, "replica") == [0, 1, 0]
+    alone = run(arrivals, replicas=2)
+    assert alone.steps["duration"].tolist()[0] == 1 + 4 * TICK
+
+
+def test_rules_that_are_none():
+    with pytest.raises(SpecsimError, match=r"rules: expected one of prefix_caching, .*, got 'mixxed'"):
+        Rules().without("mixxed")
 
 
 def test_the_reserved_block_counts_for_kv_though_nothing_is_verified():

@@ -7,39 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cost_tables import ADDITIVE, SPS, TABLES, load
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.hardware import Shape, load_profile, step_cost
-from specsim.importers.profile_parts import Ask
-from specsim.importers.profiles import FORMATS, load_profile_source
 from specsim.types import SpecsimError
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT.parent / "shared" / "data" / "published" / "step_cost_deepseek_v4_flash_b300_tp4.csv"
-
-SPS = {"sample_batch_tokens": [1, 8, 64], "sample_steps_per_sec": [100.0, 80.0, 50.0], "max_batch_tokens": 128}
-ADDITIVE = {
-    "bias_seconds": 0.01, "bs_probes": [1, 4], "alpha_seconds": [0.0, 0.003],
-    "m_probes": [2, 10], "theta_seconds": [0.0, 0.008],
-}  # fmt: skip
-TABLES = {"verify": {"1": 5.0, "8": 6.0, "16": 20.0}, "draft": {"1": 0.5, "4": 1.0}}
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Write a source: text as it is, anything else as JSON."""
-
-    def call(content, name="source.txt"):
-        path = tmp_path / name
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return path
-
-    return call
-
-
-def load(path, format="auto", **answers):
-    return load_profile_source(path, format, Ask(**answers))
 
 
 # SGLang, steps per second
@@ -133,6 +109,17 @@ def test_parts_of_a_sum_may_be_negative_but_not_the_sum(write):
         load(write(dips | {"theta_seconds": [0.0, -0.01]}))
 
 
+@pytest.mark.parametrize("answers", [{}, {"as_engine": True}, {"monotone": True}])
+def test_falls_of_either_part_of_a_sum_are_named(write, answers):
+    falling = ADDITIVE | {"bs_probes": [1, 4, 8], "alpha_seconds": [0.0, 0.0025, 0.0], "theta_seconds": [0.01, 0.005]}
+    notes = load(write(falling), **answers)[0].provenance.notes
+    kept = "prices are their running maximum" if answers.get("monotone") else "kept as measured"
+    assert f"Times fall at 1 of 2 sizes, {kept}: 2 to 10 tokens (theta_seconds[1], -25.0%)." in notes
+    # Of 22.5 ms for two tokens; no running maximum by requests.
+    assert "Times fall at 1 of 3 sizes, kept as measured: 4 to 8 requests (alpha_seconds[2], -11.1%)." in notes
+    assert "fall" not in load(write(ADDITIVE), **answers)[0].provenance.notes
+
+
 # vLLM
 
 
@@ -165,11 +152,45 @@ def test_two_files_of_columns(write):
         load(write(TABLES), capture_limit=8, draft=draft)
 
 
+@pytest.mark.parametrize(("content", "twice"), [(SPS, True), (ADDITIVE, True), ("tokens,ms\n1,10\n8,16\n", False)])
+def test_a_draft_cost_comes_on_top_of_any_table(write, content, twice):
+    draft = write("num_seqs,us\n1,500\n4,1000\n8,900\n", "d.csv")
+    p, warnings = load(write(content), draft=draft)
+    assert (p.draft.num_seqs, p.draft.seconds) == ((1, 4, 8), (0.0005, 0.001, 0.0009))
+    assert [w for w in warnings if "drafting may be counted twice" in w] == warnings[: int(twice)] == warnings
+    notes = p.provenance.notes
+    assert "The draft cost is that of d.csv, for the drafter's whole block." in notes
+    assert "4 to 8 drafting sequences (line 4, -10.0%)" in notes
+    assert "the draft cost here is zero" not in notes
+
+
+def test_a_draft_file_may_need_its_unit_told(write):
+    draft = write("1 0.5\n4 1\n", "d.txt")
+    with pytest.raises(SpecsimError, match=r"d\.txt: column 'time': expected its unit, as in time_ms, or --unit"):
+        load(write(SPS), draft=draft)
+    assert load(write(SPS), draft=draft, unit="ms")[0].draft.seconds == (0.0005, 0.001)
+    with pytest.raises(SpecsimError, match=r"n\.json: expected columns of num_seqs and time, got JSON of another kind"):
+        load(write(SPS), draft=write("null", "n.json"))
+
+
 def test_without_a_capture_limit_vllms_tables_are_stairs_all_the_way_and_it_says_so(write):
     p, warnings = load(write(TABLES))
     assert p.step_seconds([9, 16]) == pytest.approx([0.02, 0.02])
     assert len(warnings) == 1
     assert "--capture-limit" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "content", [TABLES, "tokens,ms\n1,5\n16,20\n", "tokens,kv_tokens,ms\n1,0,5\n1,9,6\n16,0,7\n16,9,8\n"]
+)
+def test_a_graph_beyond_the_table_is_told(write, content):
+    p, warnings = load(write(content), capture_limit=512)
+    assert warnings == [
+        "The largest CUDA graph (--capture-limit 512) is beyond the table's last size, 16 tokens: every size is read "
+        "as captured."
+    ]
+    assert warnings[0] in p.provenance.notes
+    assert load(write(content), capture_limit=16)[1] == []
 
 
 def test_monotone_is_the_running_maximum_of_both_tables(write):
@@ -180,6 +201,7 @@ def test_monotone_is_the_running_maximum_of_both_tables(write):
     assert (plain.draft.seconds, rising.draft.seconds) == ((0.002, 0.001), (0.002, 0.002))
     assert "Times fall at 1 of 3 sizes, kept as measured: 1 to 2 tokens (verify.2, -20.0%)" in plain.provenance.notes
     assert "prices are their running maximum" in rising.provenance.notes
+    assert "kept as measured: 1 to 2 drafting sequences (draft.2, -50.0%)" in plain.provenance.notes
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason=f"{PUBLISHED} is not here")
@@ -239,145 +261,14 @@ def test_columns_by_tokens_and_kv_tokens(write):
     assert float(p.step_seconds(5, kv_tokens=250)) == pytest.approx(0.0075)
     with pytest.raises(SpecsimError, match=r"KV tokens is outside the measured range 0\.\.400"):
         p.step_seconds(5, kv_tokens=401)
+    assert "fall" not in p.provenance.notes
+    p, _ = load(write("tokens,kv_tokens,ms\n" + rows.replace("8,400,12.0", "8,400,3.0")))
+    assert "Times fall at 1 of 9 sizes, kept as measured: 2 to 8 tokens (line 8, -50.0%)" in p.provenance.notes
 
 
 def test_a_steep_curve_or_a_cliff_is_no_change_of_unit(write):
     load(write("tokens,ms\n1,5\n8192,5000\n"))
     load(write("tokens,ms\n1024,20.6\n1536,104\n"))
-
-
-# What is refused
-
-COLUMNS = {
-    "two units": ("tokens,ms,seconds\n1,5,0.005\n", "expected one column of times, got ms, seconds: mixed units"),
-    "two times": ("tokens,median_ms,p90_ms\n1,5,6\n", "expected one column of times, got median_ms, p90_ms$"),
-    "a jump": (
-        "tokens,ms\n1,5.1\n2,0.0052\n4,5.3\n",
-        r"line 3: expected one unit, got 5.2e-06 s at 2 tokens after 0.0051 s at 1: a jump of 981 times looks like",
-    ),
-    "a jump up": ("tokens,seconds\n1,0.005\n2,5.1\n", "a jump of 1,020 times looks like mixed units"),
-    "no unit": ("tokens,time\n1,5\n", "column 'time': expected its unit, as in time_ms, or --unit"),
-    "no unit, no header": ("1,5\n2,6\n", "column 'time': expected its unit"),
-    "negative": ("tokens,ms\n1,5\n2,-6\n", "line 3: ms: expected a time above 0, got '-6'"),
-    "zero": ("tokens,ms\n1,0\n", "line 2: ms: expected a time above 0, got '0'"),
-    "not a number": ("tokens,ms\n1,5ms\n", "line 2: ms: expected a time above 0, got '5ms'"),
-    "infinite": ("tokens,ms\n1,inf\n", "line 2: ms: expected a time above 0, got 'inf'"),
-    "B = 0": ("tokens,ms\n0,5\n1,6\n", "line 2: tokens: expected a whole number of at least 1, got '0'"),
-    "half a token": ("tokens,ms\n1.5,5\n", "line 2: tokens: expected a whole number of at least 1, got '1.5'"),
-    "twice": ("tokens,ms\n1,5\n4,6\n1,7\n", "line 4: 1 tokens stand there and at line 2, expected each once"),
-    "unknown column": ("tokens,ms,temperature\n1,5,60\n", "column 'temperature': expected tokens, num_seqs"),
-    "no tokens": ("num_seqs,ms\n1,5\n", "expected a column tokens, got num_seqs, ms"),
-    "column twice": ("tokens,num_tokens,ms\n1,1,5\n", "expected one column tokens, got 2"),
-    "short row": ("tokens,ms\n1\n", "line 2: expected 2 columns, got 1"),
-    "no rows": ("tokens,ms\n", "expected rows below the header, got none"),
-    "numbers": ("1,2,3\n", "line 1: expected a header, got numbers"),
-    "two batches": (
-        "tokens,num_seqs,ms\n8,1,5\n8,4,6\n",
-        "line 3: expected one time for 8 tokens, got another with other num_seqs at line 2",
-    ),
-    "a hole": (
-        "tokens,kv_tokens,ms\n1,0,5\n1,9,6\n2,0,7\n",
-        "expected a time for each pair, got none at 2 tokens with 9 KV tokens",
-    ),
-    "a pair twice": ("tokens,kv_tokens,ms\n1,0,5\n1,9,6\n1,0,7\n", "line 4: 1 tokens with 0 KV tokens stand there and"),
-    "part": ("part,x,ms\nprefill,1,5\n", "line 2: part: expected verify or draft, got 'prefill'"),
-    "no verify": ("part,x,ms\ndraft,1,5\n", "verify: expected a table of times by tokens, got none"),
-}
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_one_line_says_what_is_wrong_with_columns(write, name):
-    text, says = COLUMNS[name]
-    path = write(text)
-    with pytest.raises(SpecsimError, match=says) as error:
-        load(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert "\n" not in str(error.value)
-
-
-def without(data, key):
-    return {k: v for k, v in data.items() if k != key}
-
-
-JSONS = {
-    "rate of 0": (SPS | {"sample_steps_per_sec": [1, 0, 1]}, r"steps_per_sec\[1\]: expected steps per second above 0"),
-    "B = 0": (SPS | {"sample_batch_tokens": [0, 8, 64]}, r"sample_batch_tokens\[0\]: expected a whole number of at le"),
-    "B = true": (SPS | {"sample_batch_tokens": [True, 8, 64]}, r"batch_tokens\[0\]: expected a whole .* got True"),
-    "probes fall": (SPS | {"sample_batch_tokens": [1, 64, 8]}, r"batch_tokens\[2\]: expected a probe above 64, got 8"),
-    "lengths": (SPS | {"sample_batch_tokens": [1]}, "sample_steps_per_sec: expected 1 entries, one a sample_batch_tok"),
-    "flat": (
-        SPS | {"sample_batch_tokens": [1], "sample_steps_per_sec": [1.0]},
-        "expected at least two probes, got 1: a flat placeholder",
-    ),
-    "most": (SPS | {"max_batch_tokens": 8}, "max_batch_tokens: expected a whole number of at least 64, got 8"),
-    "no most": (without(SPS, "max_batch_tokens"), "max_batch_tokens: is missing"),
-    "stranger": (SPS | {"colour": 1}, "colour: is not a known field"),
-    "mixed units": (SPS | {"sample_steps_per_sec": [100, 0.1, 90]}, r"batch_tokens\[1\]: expected one unit"),
-    "bias": (ADDITIVE | {"bias_seconds": 0}, "bias_seconds: expected a time above 0, got 0"),
-    "no theta": (without(ADDITIVE, "theta_seconds"), "theta_seconds: is missing"),
-    "theta text": (ADDITIVE | {"theta_seconds": [0, "x"]}, r"theta_seconds\[1\]: expected a number, got 'x'"),
-    "no probes": (ADDITIVE | {"bs_probes": []}, r"bs_probes: expected a list of numbers, got \[\]"),
-    "requests fall": (ADDITIVE | {"bs_probes": [4, 4]}, r"alpha_seconds\[1\]: expected a probe above 4, got 4"),
-    "vllm time": ({"verify": {"1": -5}}, r"verify\.1: expected a time above 0, got -5"),
-    "vllm size": ({"verify": [[0, 5]]}, r"verify\[0\]: size: expected a whole number of at least 1, got 0"),
-    "vllm shape": ({"verify": [1, 2]}, r"verify: expected \{size: time\} or \[\[size, time\], \.\.\]"),
-    "vllm stranger": (TABLES | {"prefill": {}}, "prefill: expected one table verify and at most one draft"),
-    "vllm twice": ({"verify": {"1": 1}, "verify_us": {"1": 1}}, "verify_us: expected one table verify"),
-    "vllm alone": ({"draft": {"1": 1}}, "verify: expected a table of times by tokens, got none"),
-    "ours": (
-        {"schema": "specsim.profile/1"},
-        "schema: expected another's file, got 'specsim.profile/1': it needs no",
-    ),
-    "nothing known": ({"a": 1}, r"expected one of the formats .*, got fields \['a'\]"),
-    "a list": ([1], "expected one of the formats"),
-    "broken": ("{", "expected JSON: "),
-    "empty": ("  \n", "expected one of the formats .*, got an empty file"),
-}
-
-
-@pytest.mark.parametrize("name", JSONS)
-def test_one_line_says_what_is_wrong_with_json(write, name):
-    content, says = JSONS[name]
-    path = write(content)
-    with pytest.raises(SpecsimError, match=says) as error:
-        load(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "answers", "says"),
-    [
-        (TABLES, {"as_engine": True}, "--as-engine: has no meaning for the format vllm"),
-        (SPS, {"unit": "ms"}, "--unit: has no meaning for the format sglang"),
-        (ADDITIVE, {"capture_limit": 8}, "--capture-limit: has no meaning for the format sglang-additive"),
-        (TABLES, {"no_skew": True}, "--no-skew: has no meaning for the format vllm"),
-        (TABLES, {"capture_limit": 0}, "--capture-limit: expected at least 1, got 0"),
-        (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected at least 0, got -1"),
-        (TABLES, {"host_seconds": float("nan")}, "--host-seconds: expected at least 0, got nan"),
-        (TABLES, {"gpus": 0}, "--gpus: expected at least 1, got 0"),
-        ("tokens,ms\n1,5\n", {"unit": "s"}, "--unit: the column 'ms' is in ms, got s"),
-        ({"verify_us": {"1": 5}}, {"unit": "s"}, "--unit: verify_us is in us, got s"),
-        ("tokens,time\n1,5\n", {"unit": "minutes"}, "--unit: expected one of s, ms, us, got 'minutes'"),
-    ],
-)
-def test_answers_that_do_not_fit(write, content, answers, says):
-    with pytest.raises(SpecsimError, match=says):
-        load(write(content), **answers)
-
-
-def test_a_format_can_be_told(write, tmp_path):
-    text = "part,x,ms\nverify,1,5\ndraft,1,5\n"
-    with pytest.raises(SpecsimError, match="line 3: part: a draft table has no place in the format csv, but in vllm"):
-        load(write(text), "csv")
-    with pytest.raises(SpecsimError, match=f"--format: expected auto or one of {', '.join(FORMATS)}, got 'pickle'"):
-        load(write(text), "pickle")
-    with pytest.raises(SpecsimError, match="expected a folder for the format bundle"):
-        load(write(text), "bundle")
-    with pytest.raises(SpecsimError, match="expected a file for the format csv"):
-        load(tmp_path, "csv")
-    with pytest.raises(SpecsimError, match=r"nowhere\.csv: cannot read: No such file"):
-        load(tmp_path / "nowhere.csv")
 
 
 # The command

@@ -63,9 +63,9 @@ def test_a_step_is_tokens_and_rows_and_attention():
     assert seconds(p, 2, 20, drafts=3) == pytest.approx(104 + 1400 + 21)
     # A prefill adds its tokens, one row, and its attention: 13 tokens, 6 rows.
     assert seconds(p, 2, 20, [8], [4], drafts=3) == pytest.approx(112 + 1500 + (1 + 8 + 32 + 20))
-    # Two of them add what each adds beside the decodes.
+    # Two of them: the one of the longer history beside the decodes, the other as it is alone.
     both = seconds(p, 2, 20, [8, 8], [4, 0], drafts=3)
-    assert both == pytest.approx(120 + 1600 + 21 + (8 + 32) + 8)
+    assert both == pytest.approx(120 + 1600 + (1 + 8 + 32 + 20) + (1 + 8))
     # A prefill alone.
     assert seconds(p, chunks=[8], histories=[16]) == pytest.approx(107 + 1000 + (1 + 8 + 128))
 
@@ -108,11 +108,13 @@ def test_prefills_that_were_never_measured_beside_decodes_add_up():
     assert seconds(p, 2, 100, [8], [32]) == pytest.approx((1 + 8 + 8 * 32) + (1 + 100))
 
 
-def test_several_prefills_never_cost_less_than_one_of_them():
-    """Noise lets a small prefill and its decodes cost less than the decodes alone."""
-    p = layered({(0, 0, 1, 10): 10.0, (8, 0, 0, 0): 1.0, (8, 0, 1, 10): 6.0})
+def test_of_several_prefills_the_largest_stands_beside_the_decodes():
+    """Even where noise lets a prefill and its decodes cost less than the decodes alone."""
+    p = layered({(0, 0, 1, 10): 10.0, (8, 0, 0, 0): 1.0, (8, 0, 1, 10): 6.0, (16, 0, 0, 0): 2.0, (16, 0, 1, 10): 7.0})
     assert seconds(p, 1, 10, [8], [0]) == 6.0  # as measured
-    assert seconds(p, 1, 10, [8] * 3, [0] * 3) == 6.0
+    assert seconds(p, 1, 10, [8] * 3, [0] * 3) == 6.0 + 1 + 1
+    assert seconds(p, 1, 10, [8, 16, 8], [0, 0, 0]) == seconds(p, 1, 10, [16, 8, 8], [0, 0, 0]) == 7.0 + 1 + 1
+    assert seconds(p, chunks=[8, 16], histories=[0, 0]) == 2.0 + 1
 
 
 @pytest.mark.parametrize("most", [5, 8, 100])

@@ -231,6 +231,15 @@ def test_profile_import_composes_the_model_that_is_named(tmp_path: Path, capsys:
 
 
 @pytest.mark.usefixtures("opened")
+def test_a_measured_draft_cost_may_come_with_a_composed_step(tmp_path: Path) -> None:
+    draft = tmp_path / "d.csv"
+    draft.write_text("num_seqs,ms\n1,1\n4,2\n")
+    profile, _ = load_profile_source("Any/Model-1B", "aiconfigurator", Ask(system="g1", draft=draft))
+    assert profile.draft is not None
+    assert profile.draft.seconds == (0.001, 0.002)
+
+
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -238,7 +247,7 @@ def test_profile_import_composes_the_model_that_is_named(tmp_path: Path, capsys:
         ("--system g1 --capture-limit 8", "--capture-limit: has no meaning for the format aiconfigurator"),
         ("--system g1 --draft-layers 5", "draft_layers, draft_gamma: expected both or neither"),
         ("--system g1 --utilisation 0", "utilisation: expected a share of the GPU's memory in 0..1, got 0.0"),
-        ("--system g1 --max-context 0", "--max-context: expected at least 1, got 0"),
+        ("--system g1 --max-context 0", "--max-context: expected 1 to 1,000,000,000, got 0"),
         ("--system g1 --backend llama", "backend: expected one of vllm, sglang, trtllm, got 'llama'"),
     ],
 )
@@ -305,14 +314,14 @@ def test_steps_hold_their_ends_and_what_is_asked_for() -> None:
     ("options", "message"),
     [
         ({"backend": "llama"}, "backend: expected one of vllm, sglang, trtllm, got 'llama'"),
-        ({"tp": 0}, "tp: expected at least 1, got 0"),
+        ({"tp": 0}, "tp: expected 1 to 10,000, got 0"),
         ({"kv_reads": "twice"}, "kv_reads: expected once or per_query, got 'twice'"),
         ({"max_num_tokens": 8}, "max_num_tokens: expected at least 64, got 8"),
         ({"max_context": 8}, "max_context: expected at least 64, got 8"),
-        ({"kv_tokens": 0}, "kv_tokens: expected at least 1, got 0"),
+        ({"kv_tokens": 0}, "kv_tokens: expected 1 to 1,000,000,000, got 0"),
         ({"utilisation": 1.5}, "utilisation: expected a share of the GPU's memory in 0..1, got 1.5"),
         ({"draft_layers": 5}, "draft_layers, draft_gamma: expected both or neither"),
-        ({"draft_layers": 0, "draft_gamma": 7}, "draft_layers: expected at least 1, got 0"),
+        ({"draft_layers": 0, "draft_gamma": 7}, "draft_layers: expected 1 to 1,000, got 0"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:

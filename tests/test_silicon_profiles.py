@@ -114,7 +114,12 @@ def test_kv_tokens_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("Qwen/Qwn3-8B", {}, r"Qwen/Qwn3-8B: expected a model that AIConfigurator has a config of \(Qwen/Qwen3-8B, "),
+        (
+            "Qwen/Qwn3-8B",
+            {},
+            "Qwen/Qwn3-8B: expected a model that AIConfigurator has a config of, such as Qwen/Qwen3-8B, ",
+        ),
+        ("zzzzzz", {}, r"zzzzzz: expected a model that AIConfigurator has a config of, such as [\w.-]+/[\w.-]+, "),
         ("Qwen/Qwen3-8B", {"system": "h20"}, r"system: expected one that has data of vllm \(.*h200_sxm.*\), got 'h20'"),
         ("Qwen/Qwen3-8B", {"version": "0.1"}, r"version: expected one of current \(.*\), got '0\.1'"),
         ("Qwen/Qwen3-8B", {"tp": 3}, "tp 3: num_heads 32 should be divisible by tp_size 3"),

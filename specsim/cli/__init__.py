@@ -7,11 +7,20 @@ import sys
 
 import typer
 
-from specsim.cli import drafting, fitting, importing, look, measuring, profile_show, profiling, roofline, run, traces
+from specsim.cli import (
+    drafting,
+    fitting,
+    importing,
+    look,
+    measuring,
+    profile_show,
+    profiling,
+    roofline,
+    run,
+    traces,
+    validating,
+)
 from specsim.types import SpecsimError
-
-LONG_NUMBER = re.compile(r"(\d{12})\d{20,}")
-"""What no person reads out of an error."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +48,9 @@ profile.command("import")(profiling.import_profile)
 profile.command("fit")(fitting.profile_fit)
 profile.command("roofline")(roofline.roofline)
 app.add_typer(profile, name="profile")
+validate = typer.Typer(no_args_is_help=True, help="Replay what an engine did, measured beside simulated.")
+validate.command("recorded")(validating.recorded)
+app.add_typer(validate, name="validate")
 
 
 @app.callback()
@@ -64,6 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _fail(message: str) -> int:
     if message:
-        short = LONG_NUMBER.sub(lambda found: f"{found[1]}…({len(found[0])} digits)", " ".join(message.split()))
-        typer.echo(f"error: {short}", err=True)
+        # Numbers of hundreds of digits say no more than their first.
+        message = re.sub(r"\d{40,}", lambda digits: f"{digits[0][:20]}...", " ".join(message.split()))
+        typer.echo(f"error: {message}", err=True)
     return 2

@@ -216,6 +216,11 @@ def parse_numbers(option: str, text: str, whole: bool = False) -> list[float]:
     return numbers
 
 
+def parse_names(text: str | None) -> list[str]:
+    """Names from ``prefix_caching,pause``; an option's hyphens are underscores."""
+    return [part.strip().replace("-", "_") for part in text.split(",")] if text is not None else []
+
+
 def parse_domains(text: str) -> dict[str, float]:
     """Domain weights from ``math:2,code:1,chat``; a name alone weighs 1."""
     domains: dict[str, float] = {}

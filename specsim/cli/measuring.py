@@ -5,7 +5,6 @@ Torch is imported by the verb, not by this module: the command line works withou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from specsim.cli import show
 from specsim.cli.inputs import one_of, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import Profile, save_profile
+from specsim.hardware.tables import UNBOUNDED
 from specsim.measure import check_installed
 from specsim.types import SpecsimError
 
@@ -122,7 +122,8 @@ def measure(
         str | None, _option("--name", help="Of the profile (default: the model and device).", panel=OUT)
     ] = None,
     kv_tokens: Annotated[
-        int | None, _option("--kv-tokens", help="KV cache size to write into the profile.", min=1, panel=OUT)
+        int | None,
+        _option("--kv-tokens", help="KV cache size to write into the profile.", min=1, max=UNBOUNDED, panel=OUT),
     ] = None,
     device_memory: Annotated[
         float | None, _option("--device-memory", help="GB of the device, to work out the KV cache from.", panel=OUT)
@@ -151,8 +152,10 @@ def measure(
     if not (rounds >= 3 and input_sets >= 1):
         raise SpecsimError(f"--rounds, --input-sets: expected at least 3 and 1, got {rounds} and {input_sets}")
     for option, value in (("--minutes", minutes), ("--device-memory", device_memory)):
-        if value is not None and not 0 < value < math.inf:
-            raise SpecsimError(f"{option}: expected a number above 0, got {value}")
+        if value is not None and not 0 < value <= 1e6:
+            raise SpecsimError(f"{option}: expected a number above 0, up to a million, got {value}")
+    if name is not None and not name.strip():
+        raise SpecsimError("--name: expected a text, got an empty one")
     if kv_tokens is not None and device_memory is not None:
         raise SpecsimError("--kv-tokens, --device-memory: expected one of them")
     check_installed()
@@ -232,11 +235,16 @@ def _grid(
 
 def _sizes(option: str, text: str | None, in_order: bool = True) -> tuple[int, ...] | None:
     """Different sizes above 0, separated by commas; sorted, unless their order means something."""
+    from specsim.measure.grid import MOST
+
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= 1 << 24 for part in parts) or len(set(parts)) < len(parts):
-        raise SpecsimError(f"{option}: expected different sizes of 1 or more, separated by commas, got {text!r}")
+    wrong = next((p for p in parts if not (p.isdecimal() and len(p) < 20 and 0 < int(p) <= MOST)), None)
+    if wrong is None and len(set(map(int, parts))) < len(parts):
+        wrong = text
+    if wrong is not None:
+        raise SpecsimError(f"{option}: expected different sizes of 1 to {MOST:,}, separated by commas, got {wrong!r}")
     sizes = [int(part) for part in parts]
     return tuple(sorted(sizes) if in_order else sizes)
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from specsim.acceptance import Drafter
-from specsim.cli.inputs import parse_domains, parse_policies, parse_workloads, policy_files, read_scenario
+from specsim.cli.inputs import parse_domains, parse_names, parse_policies, parse_workloads, policy_files, read_scenario
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
+from specsim.rules import RULES, VLLM
 from specsim.types import SpecsimError
 from specsim.workload import Workload
 
@@ -122,6 +123,17 @@ class Options:
     prefill: Annotated[str, option("--prefill", help="chunked, or free (decode-only studies).", panel=ENGINE)] = (
         "chunked"
     )
+    block_size: Annotated[int, option("--block-size", help="Tokens in a KV block.", panel=ENGINE)] = 16
+    without: Annotated[
+        str | None, option("--without", help=f"Rules of vLLM V1 to switch off: {', '.join(RULES)}.", panel=ENGINE)
+    ] = None
+    async_scheduling: Annotated[
+        bool,
+        option("--async-scheduling", help="Plan a step while the one before it runs: hides host time.", panel=ENGINE),
+    ] = False
+    lockstep: Annotated[
+        bool, option("--lockstep", help="Replicas are ranks that step together (expert parallel).", panel=ENGINE)
+    ] = False
     extrapolate: Annotated[
         bool, option("--extrapolate", help="Continue the profile beyond what it measured.", panel=ENGINE)
     ] = False
@@ -163,6 +175,10 @@ class Options:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             kv_tokens=self.kv_tokens,
+            block_size=self.block_size,
+            rules=VLLM.without(*parse_names(self.without)),
+            async_scheduling=self.async_scheduling,
+            lockstep=self.lockstep,
             prefill=self.prefill,  # type: ignore[arg-type]
             extrapolate=self.extrapolate,
             calibrated=not self.raw_confidence,

@@ -37,7 +37,7 @@ def import_profile(
         float | None, typer.Option("--host-seconds", help="Host time a step on top of what was measured.")
     ] = None,
     date: Annotated[
-        str | None, typer.Option("--date", help="When it was measured, where the source is silent.")
+        str | None, typer.Option("--date", help="Day it was measured, as 2026-08-14 (default: what the source says).")
     ] = None,
     as_engine: Annotated[
         bool, typer.Option("--as-engine", help="SGLang: probe below and last price beyond, as the engine reads it.")
@@ -47,7 +47,7 @@ def import_profile(
     ] = None,
     monotone: Annotated[bool, typer.Option("--monotone", help="Running maximum over sizes, as vLLM loads it.")] = False,
     unit: Annotated[str | None, typer.Option("--unit", help="ms, us or s, where no column's name says.")] = None,
-    draft: Annotated[Path | None, typer.Option("--draft", help="Columns of num_seqs and draft time.")] = None,
+    draft: Annotated[Path | None, typer.Option("--draft", help="A file: columns of num_seqs and draft time.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Bundle: the model's config.json (default: in it or one up).")
     ] = None,
@@ -87,13 +87,13 @@ def import_profile(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")] = None,
 ) -> None:
-    """Import what others measured of a step's cost, for --profile.
+    r"""Import what others measured of a step's cost, for --profile.
 
     Reads SGLang's step tables (steps per second, and the additive form), vLLM's adaptive-verification cost tables,
     CSV of tokens and time (unit in the column's name), and LLMServingSim's bundles of per-layer kernel times. What
     was measured is kept: a step outside it is an error, curves that fall stay as they are, and the notes say so.
     With --format aiconfigurator the source is a model's name, and a profile is composed from AIConfigurator's
-    measured operations (needs pip install 'specsim[silicon]').
+    measured operations (needs pip install 'specsim\[silicon]').
 
     Example: specsim profile import tables.json --capture-limit 512 --model Qwen3-8B --device H100 --out h100.json
     """
@@ -113,7 +113,7 @@ def import_profile(
     }  # fmt: skip
     words = ["specsim", "profile", "import", str(file), *([] if format == "auto" else ["--format", format])]
     for key, value in answers.items():
-        if value not in (None, False):
+        if not (value is None or value is False):
             words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     command = shlex.join([*words, "--out", str(out)])
     profile, warnings = load_profile_source(file, format, Ask(**answers, command=command))

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from specsim.files import first_error
 from specsim.hardware.devices import RESERVE_BYTES, Device
-from specsim.hardware.model_shape import Dtype, ModelShape, fitting_tokens, kv_bytes_on_gpu
+from specsim.hardware.model_shape import Dtype, ModelShape, kv_bytes_on_gpu
 from specsim.hardware.profile import SCHEMA, Profile, Provenance
 from specsim.hardware.roofline import Roofline
 from specsim.hardware.shape import Shape
-from specsim.hardware.tables import DraftCost
+from specsim.hardware.tables import UNBOUNDED, DraftCost
 from specsim.types import SpecsimError
 
 DRAFT_SEQS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -62,15 +62,15 @@ def kv_capacity(
     At most as many as a profile can tell. Raises SpecsimError where the weights leave no room.
     """
     room = device.memory_bytes * utilisation - reserve_bytes - model.weight_bytes(weights) / tp
-    tokens = fitting_tokens(room, kv_bytes_on_gpu(model, kv, tp))
-    if not tokens:
+    tokens = room / kv_bytes_on_gpu(model, kv, tp)
+    if not tokens >= 1:
         needed = (model.weight_bytes(weights) / tp + reserve_bytes) / 2**30
         raise SpecsimError(
             f"memory: {needed:.1f} GiB a GPU for {weights} weights of {model.name} at tp {tp} and the reserve leave "
             f"no room for KV in {utilisation:g} of {device.memory_bytes / 2**30:.1f} GiB ({device.name}); "
             "expected a larger tp, a larger GPU or fp8"
         )
-    return tokens
+    return int(min(tokens, UNBOUNDED))
 
 
 def roofline_profile(

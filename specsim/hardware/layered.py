@@ -97,9 +97,9 @@ class Layered(Part):
     and sampler, at the rows of logits (one for each decode and draft token, one for each prefill).
     ``attention`` by its own shape; with ``kv_reads="once"`` the draft tokens of a sequence share one read
     of its KV (a lower bound), with ``"per_query"`` each token reads it again, as if it were a sequence of
-    its own (an upper bound). Each prefill in a step adds what it would add alone beside the decodes, and
-    several together cost no less than any of them. ``capture_sizes``: token-wise kernels are padded up to
-    the next of them (CUDA graphs).
+    its own (an upper bound). Of several prefills in a step the largest is priced beside the decodes, and each
+    other one as it would be alone: what they would cost the decodes too, the largest has cost them already.
+    ``capture_sizes``: token-wise kernels are padded up to the next of them (CUDA graphs).
     """
 
     type: Literal["layered"] = "layered"
@@ -192,17 +192,14 @@ class LayeredSurface:
             alone = _uneven(alone, grid.decode(longest), alpha.of(0, 0, batch))
         if not shape.chunks:
             return alone
-        prices = []
-        for chunk, history in zip(shape.chunks, shape.histories, strict=True):
-            price = grid.prefill(chunk, history, mean)
-            if alpha is not None and uneven:
-                price = _uneven(price, grid.prefill(chunk, history, longest), alpha.of(chunk, history, batch))
-            prices.append(price)
-        most = max(prices)
-        if len(prices) == 1 or alone == math.inf or most == math.inf:
-            return most if alone < math.inf else alone
-        # Noise may let a prefill and its decodes cost less than the decodes: several must not add up to nothing.
-        return max(most, sum(prices) - (len(prices) - 1) * alone)
+        chunk, history, others = _beside(shape)
+        price = grid.prefill(chunk, history, mean)
+        if alpha is not None and uneven:
+            price = _uneven(price, grid.prefill(chunk, history, longest), alpha.of(chunk, history, batch))
+        nothing = grid.beside(0, 0)
+        for chunk, history in others:
+            price += grid.prefill(chunk, history, nothing)
+        return price if alone < math.inf else alone
 
     def axes(self, shape: Shape, num_tokens: int) -> list[Axis]:
         """Tokens, rows of logits, and the axes of attention."""
@@ -217,10 +214,19 @@ class LayeredSurface:
             axes += self.attention.axes(0, 0, decoding, contexts[0])
         if self.alpha is not None and n > 1 and shape.longest > contexts[0]:
             contexts.append(shape.longest)
+        chunk, history, others = _beside(shape) if chunks else (0, 0, [])
         for context in contexts:
-            for chunk, history in [*zip(chunks, shape.histories, strict=True)] or [(0, 0)]:
-                axes += self.attention.axes(chunk, history, n, context)
+            axes += self.attention.axes(chunk, history, n, context)
+        for chunk, history in others:
+            axes += self.attention.axes(chunk, history, 0, 0)
         return axes
+
+
+def _beside(shape: Shape) -> tuple[int, int, list[tuple[int, int]]]:
+    """Chunk and history of the prefill that is priced beside the decodes, the largest; and the other prefills."""
+    prefills = list(zip(shape.chunks, shape.histories, strict=True))
+    largest = prefills.pop(prefills.index(max(prefills)) if len(prefills) > 1 else 0)
+    return *largest, prefills
 
 
 def _uneven(mean: float, longest: float, alpha: float) -> float:

@@ -19,7 +19,6 @@ from pydantic import (
 
 from specsim.files import first_error, read_json
 from specsim.hardware.shape import Part
-from specsim.hardware.tables import UNBOUNDED
 from specsim.types import SpecsimError
 
 Width = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -292,11 +291,6 @@ def _moe_layers(config: _Config) -> int:
     dense = set(config.mlp_only_layers or ())
     layers = range(config.first_k_dense_replace, config.num_hidden_layers)
     return sum((i + 1) % config.decoder_sparse_step == 0 for i in layers if i not in dense)
-
-
-def fitting_tokens(room: float, bytes_per_token: float) -> int:
-    """KV tokens that fit into ``room`` bytes, at most as many as a profile can tell; 0 where none does."""
-    return int(min(room / bytes_per_token, UNBOUNDED)) if room >= bytes_per_token else 0
 
 
 def kv_bytes_on_gpu(model: ModelShape, dtype: Dtype, tp: int) -> int:

@@ -102,6 +102,7 @@ class StepCost:
 
     ``draft`` [max num_seqs + 1] is measured up to ``draft_limit`` sequences (None: no drafter runs);
     ``last_tokens``: the largest step that the engine takes, where that is less than what was measured.
+    ``hides_host``: the ``host`` works while the GPU does, and only what it takes longer is added.
     """
 
     profile: Profile
@@ -111,12 +112,13 @@ class StepCost:
     extrapolate: bool
     host: float
     last_tokens: int | None
+    hides_host: bool = False
 
     def curve(self, shape: Shape, most: int) -> Prices:
         """Seconds [most + 1] of a step with 0, 1, .. ``most`` draft tokens, drafting left out; infinite outside."""
         seconds = self.surface.curve(shape, most)
         if self.host:
-            seconds = seconds + self.host
+            seconds = np.maximum(seconds, self.host) if self.hides_host else seconds + self.host
         if self.last_tokens is not None:
             seconds = np.array(seconds)
             seconds[max(0, self.last_tokens + 1 - shape.num_tokens) :] = np.inf
@@ -165,10 +167,12 @@ def step_cost(
     draft: DraftCost | None = None,
     *,
     extrapolate: bool = False,
+    hides_host: bool = False,
 ) -> StepCost:
     """Spread ``profile`` out for steps of up to ``max_tokens`` tokens and ``max_seqs`` sequences.
 
-    ``gamma`` = 0 means that no drafter runs; ``draft=None`` takes the profile's own draft cost.
+    ``gamma`` = 0 means that no drafter runs; ``draft=None`` takes the profile's own draft cost. With
+    ``hides_host`` the engine's host works while the forward runs (asynchronous scheduling).
     Raises SpecsimError where a drafter runs and neither it nor the profile has a draft cost.
     """
     draft = draft or profile.draft
@@ -186,6 +190,7 @@ def step_cost(
         extrapolate=extrapolate,
         host=profile.host_seconds,
         last_tokens=None if extrapolate or profile.last_tokens >= profile.verify.range[1] else profile.last_tokens,
+        hides_host=hides_host,
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from specsim.files import read_text
 from specsim.hardware import Layered
 from specsim.importers.experts import expert_seconds
-from specsim.importers.model_shape import ModelShape, check_shards, read_config
+from specsim.importers.model_shape import ModelShape, check_known, check_shards, other_name, read_config
 from specsim.importers.profile_parts import (
     MICROSECONDS,
     Ask,
@@ -69,10 +69,10 @@ def read_bundle(path: Path, ask: Ask) -> Found:
     place = _find(path, ask)
     config = _config_path(place, ask)
     shape = read_config(config)
-    _check_model(place, config, shape, ask)
+    warning = _check_model(place, config, shape, ask)
     _check_files(place)
     notes = [
-        f"{shape.layers} layers of kernels measured on one shard of tensor parallel {place.tp}.",
+        f"{shape.layers} layers, by {config}, of kernels measured on one shard of tensor parallel {place.tp}.",
         "Kernel times alone: what the host takes to schedule, launch and sample comes on top (host_seconds).",
     ]
     if place.assumed:
@@ -103,6 +103,7 @@ def read_bundle(path: Path, ask: Ask) -> Found:
         date=str(meta["profiled_at"]) if meta.get("profiled_at") else None,
         versions=versions,
         notes=tuple(notes),
+        warnings=(warning,) if warning else (),
     )
 
 
@@ -115,26 +116,67 @@ def _find(path: Path, ask: Ask) -> _Place:
     except OSError as error:
         raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
     here = (path / "dense.csv").exists()
-    if not here and not shards:
-        raise SpecsimError(f"{path}: expected a bundle, a folder with dense.csv or with tp1/, tp2/, .., got neither")
+    if here == bool(shards):
+        got = "both" if here else "neither"
+        raise SpecsimError(f"{path}: expected a bundle, a folder with dense.csv or with tp1/, tp2/, .., got {got}")
     if here:
-        tables, named = path, re.fullmatch(r"tp(\d+)", path.name)
-        root = path.parent if named else path
-        meta = _meta(path, root)
-        degrees = _degrees(meta)
-        told = int(named[1]) if named else None
-        if told and ask.tp not in (None, told):
-            raise SpecsimError(f"--tp: {path} is the shard of {told}, got {ask.tp}")
-        tp = ask.tp or told or (degrees[0] if len(degrees) == 1 else 1)
-        if degrees and tp not in degrees:
-            raise SpecsimError(f"--tp: expected one of meta.yaml's tp_degrees {degrees}, got {tp}")
-        return _Place(tables, root, meta, tp, assumed=len(degrees) > 1 and not (ask.tp or told))
+        return _flat(path, ask)
     if ask.tp is None and len(shards) > 1:
         raise SpecsimError(f"{path}: expected --tp, one of {', '.join(map(str, sorted(shards)))}")
     tp = ask.tp or min(shards)
     if tp not in shards:
         raise SpecsimError(f"{path}: --tp: expected one of {', '.join(map(str, sorted(shards)))}, got {tp}")
     return _Place(shards[tp], path, _meta(shards[tp], path), tp)
+
+
+def _flat(path: Path, ask: Ask) -> _Place:
+    """A folder with the tables of one shard: of the degree that its name or meta.yaml tells, or else of 1.
+
+    A user cannot tell the degree of such tables, only agree: those of one shard look like those of another.
+    """
+    named = re.fullmatch(r"tp(\d+)", path.name)
+    root = path.parent if named else path
+    meta = _meta(path, root)
+    degrees = _degrees(meta)
+    told, said = int(named[1]) if named else None, _degree_by_samples(path, meta)
+    tp = told or (degrees[0] if len(degrees) == 1 else said) or 1
+    if degrees and (ask.tp or tp) not in degrees:
+        raise SpecsimError(f"--tp: expected one of meta.yaml's tp_degrees {degrees}, got {ask.tp or tp}")
+    if said not in (None, tp):
+        raise SpecsimError(f"{path}: is the shard of {tp}, but by meta.yaml's n_samples skew_fit.csv is that of {said}")
+    if ask.tp not in (None, tp):
+        if told or said or len(degrees) == 1:
+            raise SpecsimError(f"--tp: {path} is the shard of {tp}, got {ask.tp}")
+        raise SpecsimError(
+            f"--tp: {path} holds one shard's tables and nothing says that they are of {ask.tp}: "
+            f"expected 1, or them in a folder tp{ask.tp}"
+        )
+    return _Place(path, root, meta, tp, assumed=len(degrees) > 1 and not (ask.tp or told or said))
+
+
+def _degree_by_samples(path: Path, meta: Mapping[str, Any]) -> int | None:
+    """The tensor-parallel degree whose samples in meta.yaml are as many as skew_fit.csv has; None where none is.
+
+    Nothing else tells: the profiler runs every shard alone, as an engine of tensor_parallel_size 1, and the shard in
+    hf_overrides is that of the degree it ran last.
+    """
+    known = {int(tp): shard.get("n_samples") for tp, shard in _skew_shards(meta).items()
+             if isinstance(shard, dict) and str(tp).isdecimal()}  # fmt: skip
+    if not known or not (path / "skew_fit.csv").exists():
+        return None
+    try:
+        samples = sum(whole("n_samples", row["n_samples"], 0) for _, row in read_table(path / "skew_fit.csv", SKEW))
+    except SpecsimError:  # what is wrong with the table is told where it is read for its prices, if it is
+        return None
+    found = [tp for tp, count in known.items() if count == samples]
+    return found[0] if len(found) == 1 else None
+
+
+def _skew_shards(meta: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """What meta.yaml says of the corrections for unequal lengths, by tensor-parallel degree."""
+    fit = meta.get("skew_fit")
+    shards = fit.get("per_tp") if isinstance(fit, dict) else None
+    return shards if isinstance(shards, dict) else {}
 
 
 def _meta(*folders: Path) -> Mapping[str, Any]:
@@ -170,8 +212,11 @@ def _config_path(place: _Place, ask: Ask) -> Path:
     return found
 
 
-def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> None:
-    """Refuse a bundle of another model than the one asked for, or than the one config.json describes."""
+def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> str | None:
+    """Refuse a bundle of another model than the one asked for, or than the one config.json describes.
+
+    A bundle does not hold the number of layers, and no widths but those of a shard. Returns a warning, or None.
+    """
     model = str(place.meta.get("model") or "")
     if ask.model and model and ask.model.lower() not in (model.lower(), model.rsplit("/", 1)[-1].lower()):
         raise SpecsimError(f"{place.root}: model: expected {ask.model}, got a bundle of {model}")
@@ -185,6 +230,8 @@ def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> No
     engine = place.meta.get("engine_effective")
     overrides = engine.get("hf_overrides") if isinstance(engine, dict) else None
     check_shards(config, shape, overrides if isinstance(overrides, dict) else {}, _degrees(place.meta) or [place.tp])
+    check_known(config, shape, model)
+    return other_name(config, shape, model)
 
 
 def _check_files(place: _Place) -> None:
@@ -236,10 +283,11 @@ def _all_reduces(place: _Place, shape: ModelShape, ask: Ask, tokens: np.ndarray,
             f"{place.tables}: expected --link-bandwidth (bytes/s) and --link-latency (s), since tp {place.tp} "
             "needs all-reduces, which a bundle does not measure"
         )
-    sent = 2 * (place.tp - 1) / place.tp * tokens * shape.hidden * shape.dtype_bytes
+    width = shape.sizes["hidden_size"]
+    sent = 2 * (place.tp - 1) / place.tp * tokens * width * shape.dtype_bytes
     notes.append(
         f"Two all-reduces a layer are added, computed and not measured: {ask.link_latency:g} s + "
-        f"2(tp-1)/tp × tokens × {shape.hidden} × {shape.dtype_bytes:g} bytes / {ask.link_bandwidth:g} bytes/s each."
+        f"2(tp-1)/tp × tokens × {width} × {shape.dtype_bytes:g} bytes / {ask.link_bandwidth:g} bytes/s each."
     )
     return np.asarray(2 * shape.layers * (ask.link_latency + sent / ask.link_bandwidth))
 
@@ -326,9 +374,8 @@ def _skew(place: _Place, notes: list[str]) -> dict[str, Any] | None:
             columns[name].append(_edge(f"{at}: {label}", row[label], sign))
         columns["alpha"].append(finite(f"{at}: alpha", row["alpha"]))
     noisy = sum(not 0 <= alpha <= 1 for alpha in columns["alpha"])
-    fit = place.meta.get("skew_fit")
-    shards = fit.get("per_tp") if isinstance(fit, dict) else None
-    shard = (shards.get(place.tp) or shards.get(str(place.tp))) if isinstance(shards, dict) else None
+    shards = _skew_shards(place.meta)
+    shard = shards.get(place.tp) or shards.get(str(place.tp))
     default = shard.get("alpha_default") if isinstance(shard, dict) else None
     notes.append(
         f"Unequal lengths: {len(columns['alpha'])} fitted corrections (skew_fit.csv), {noisy} of them outside 0..1."

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from specsim.files import read_text
 from specsim.hardware import Additive, DraftCost, Table1D, Table2D
+from specsim.importers.columns import Row, read_rows
 from specsim.importers.profile_parts import (
     UNITS,
     Ask,
@@ -19,6 +20,7 @@ from specsim.importers.profile_parts import (
     Point,
     finite,
     in_order,
+    json_kind,
     note_of_falls,
     part,
     positive,
@@ -30,23 +32,17 @@ from specsim.types import SpecsimError
 
 SPS = ("sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens")
 ADDITIVE = ("bias_seconds", "bs_probes", "alpha_seconds", "m_probes", "theta_seconds")
-_TIME = re.compile("time|latency|duration|cost")
 _TABLE = re.compile(r"(verify|draft)(?:_(\w+))?")
-
-# Names of columns, by what we call them.
-_COLUMNS = {
-    "tokens": ("tokens", "num_tokens", "batch_tokens", "verify_tokens", "x"),
-    "num_seqs": ("num_seqs", "num_reqs", "seqs", "reqs", "sequences", "requests"),
-    "kv_tokens": ("kv_tokens",),
-    "part": ("part",),
-}
-_NAMED = {name: ours for ours, names in _COLUMNS.items() for name in names}
 
 FREE_TOKENS = (
     "As the engine reads the table: tokens past the last probe ({last}) look free{rest}. A scheduler that plans by it "
     "sees what the engine sees; the steps themselves last longer."
 )
 WHOLE_STEP = "Steps hold the drafting of the engine that was measured, so the draft cost here is zero."
+TWICE = (
+    "The table's steps hold the drafting of the engine that was measured, and the draft cost of --draft comes on top: "
+    "drafting may be counted twice."
+)
 
 
 def read_sps(path: Path, text: str, ask: Ask) -> Found:
@@ -62,7 +58,7 @@ def read_sps(path: Path, text: str, ask: Ask) -> Found:
     if len(points) < 2:
         raise SpecsimError(f"{path}: {SPS[0]}: expected at least two probes, got {len(points)}: a flat placeholder")
     most = whole(f"{path}: {SPS[2]}", data[SPS[2]], points[-1].size)
-    notes = [f"The table's max_batch_tokens is {most}.", WHOLE_STEP, note_of_falls(points, monotone=ask.monotone)]
+    notes = [f"The table's max_batch_tokens is {most}.", note_of_falls(points, monotone=ask.monotone)]
     warnings = []
     if ask.as_engine:
         rest = ", and a size between two probes costs what the smaller one does, which underprices it"
@@ -71,7 +67,7 @@ def read_sps(path: Path, text: str, ask: Ask) -> Found:
         notes.append("Linear between probes; the engine takes the probe below (--as-engine).")
     table = _table(points, ask, "floor" if ask.as_engine else "linear")
     return Found(
-        part(path, Table1D, table), "SGLang steps per second by tokens", _free_draft(path), engine="SGLang",
+        part(path, Table1D, table), "SGLang steps per second by tokens", engine="SGLang", holds_drafting=True,
         notes=_notes(notes), warnings=tuple(warnings),
     )  # fmt: skip
 
@@ -88,7 +84,10 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
         if bias + low + seconds <= 0:
             raise SpecsimError(f"{path}: {where}: expected a sum above 0, got {bias + low + seconds:.4g} s at {size}")
     points = in_order(path, [Point(where, size, bias + low + seconds) for where, size, seconds in theta])
-    notes = [WHOLE_STEP, note_of_falls(points, monotone=ask.monotone)]
+    # What a request adds is told of a step of as few tokens as there are: alone it may be nothing, or less.
+    first = bias + theta[0].seconds
+    by_requests = [Point(where, size, first + seconds) for where, size, seconds in alpha]
+    notes = [note_of_falls(points, monotone=ask.monotone), note_of_falls(by_requests, "requests")]
     warnings = []
     if ask.as_engine:
         warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=", and so do requests"))
@@ -99,7 +98,7 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
         "seqs_seconds": [point.seconds - low for point in alpha],
     }
     return Found(
-        part(path, Additive, table), "SGLang additive step times", _free_draft(path), engine="SGLang",
+        part(path, Additive, table), "SGLang additive step times", engine="SGLang", holds_drafting=True,
         notes=_notes(notes), warnings=tuple(warnings),
     )  # fmt: skip
 
@@ -109,30 +108,33 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     if text.lstrip().startswith("{"):
         tables = _json_tables(path, _object(path, text, ()), ask)
     else:
-        rows = _rows(path, text, ask)
+        rows = read_rows(path, text, ask)
         tables = {name: [r.point(path, "tokens") for r in rows if r.part == name] for name in ("verify", "draft")}
     if not tables.get("verify"):
         raise SpecsimError(f"{path}: verify: expected a table of times by tokens, got none")
     verify = in_order(path, tables["verify"])
-    draft, notes, warnings = tables.get("draft") or [], [note_of_falls(verify, monotone=ask.monotone)], []
+    notes, warnings = [note_of_falls(verify, monotone=ask.monotone)], []
+    draft, falls = _draft(path, tables["draft"], ask.monotone) if tables.get("draft") else (None, None)
+    warnings += _beyond(verify[-1].size, ask)
     if ask.capture_limit is None:
         warnings.append(
             "The largest CUDA graph was not told (--capture-limit): every size is read as captured, so a step costs "
             "the next size up, above the graphs too."
         )
     if draft:
-        notes.append("The draft table is that of the engine's own drafter, for its whole block.")
+        notes += [falls, "The draft table is that of the engine's own drafter, for its whole block."]
     return Found(
-        part(path, Table1D, _table(verify, ask, "next_size")), "vLLM cost tables", _draft(path, draft, ask),
+        part(path, Table1D, _table(verify, ask, "next_size")), "vLLM cost tables", draft,
         engine="vLLM", notes=_notes(notes), warnings=tuple(warnings),
     )  # fmt: skip
 
 
 def read_columns(path: Path, text: str, ask: Ask) -> Found:
     """Columns of tokens and time, and of sequences or KV tokens where the file has them."""
-    rows = _rows(path, text, ask)
+    rows = read_rows(path, text, ask)
     below = "linear" if ask.capture_limit is None else "next_size"
     notes: list[str | None] = []
+    warnings = _beyond(max(row.sizes["tokens"] for row in rows), ask)
     if ask.capture_limit is None:
         notes.append("Linear between the sizes measured (--capture-limit pads to the next).")
     for row in rows:
@@ -142,8 +144,10 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
     if len(reads) > 1:
         found: Table1D | Table2D = _by_kv(path, rows, ask, below)
         notes.append("Prices by tokens and by KV tokens in all.")
+        ordered = sorted(rows, key=lambda row: (row.sizes["kv_tokens"], row.sizes["tokens"]))
+        notes.append(note_of_falls([row.point(path, "tokens") for row in ordered], monotone=ask.monotone))
     else:
-        seen: dict[int, _Row] = {}
+        seen: dict[int, Row] = {}
         for row in rows:
             other = seen.setdefault(row.sizes["tokens"], row)
             if other.sizes != row.sizes:
@@ -157,90 +161,33 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
         found = part(path, Table1D, _table(points, ask, below))
     if any("num_seqs" in row.sizes for row in rows):
         notes.append("The file's num_seqs are not in the price: steps of as many tokens cost the same.")
-    return Found(found, "step times by tokens", _draft(path, [], ask), notes=_notes(notes))
+    return Found(found, "step times by tokens", notes=_notes(notes), warnings=tuple(warnings))
+
+
+def read_draft(ask: Ask) -> tuple[DraftCost, tuple[str, ...]] | None:
+    """The draft cost in the file of --draft, and notes on it; None without one."""
+    if ask.draft is None:
+        return None
+    rows = read_rows(ask.draft, read_text(ask.draft), ask, "num_seqs")
+    cost, falls = _draft(ask.draft, [row.point(ask.draft, "num_seqs") for row in rows], ask.monotone)
+    return cost, _notes([f"The draft cost is that of {ask.draft.name}, for the drafter's whole block.", falls])
+
+
+def with_draft(path: Path, found: Found, told: tuple[DraftCost, tuple[str, ...]] | None) -> Found:
+    """What was ``found`` at ``path``, with the draft cost that the user ``told`` or that its steps hold already."""
+    if told is None:
+        if not found.holds_drafting:
+            return found
+        free = part(path, DraftCost, {"type": "parallel", "num_seqs": [1, 1 << 20], "seconds": [0.0, 0.0]})
+        return replace(found, draft=free, notes=(WHOLE_STEP, *found.notes))
+    if found.draft is not None:
+        raise SpecsimError(f"--draft: {path} holds a draft table of its own, expected one")
+    draft, notes = told
+    warnings = (*found.warnings, TWICE) if found.holds_drafting else found.warnings
+    return replace(found, draft=draft, notes=(*found.notes, *notes), warnings=warnings)
 
 
 # Reading
-
-
-class _Row:
-    """One row of columns: where it stands, its sizes by name, its time and what it is a part of."""
-
-    def __init__(self, where: str, sizes: Mapping[str, int], seconds: float, part: str) -> None:
-        self.where, self.sizes, self.seconds, self.part = where, sizes, seconds, part
-
-    def point(self, path: str | Path, size: str) -> Point:
-        """The row as a point by one of its sizes."""
-        return Point(self.where, self.sizes[size], self.seconds)
-
-
-def _rows(path: Path, text: str, ask: Ask, first: str = "tokens") -> list[_Row]:
-    """The rows of columns divided by commas, semicolons or white space; the first column is ``first`` if unnamed."""
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
-    if not lines:
-        raise SpecsimError(f"{path}: expected columns of {first} and time, got an empty file")
-    divider = next((mark for mark in ",;\t" if mark in lines[0][1]), None)
-    table = [(i, next(csv.reader([line], delimiter=divider)) if divider else line.split()) for i, line in lines]
-    heads = [cell.strip() for cell in table[0][1]]
-    if all(_is_number(head) for head in heads):
-        if len(heads) != 2:
-            raise SpecsimError(f"{path}: line {table[0][0]}: expected a header, got numbers")
-        heads = [first, "time"]
-    else:
-        table = table[1:]
-    names, timed, scale = _header(path, heads, ask, first)
-    rows = []
-    for i, cells in table:
-        where = f"line {i}"
-        if len(cells) != len(heads):
-            raise SpecsimError(f"{path}: {where}: expected {len(heads)} columns, got {len(cells)}")
-        given = dict(zip(names, cells, strict=True))
-        kind = given.pop("part", "verify").strip()
-        if kind not in ("verify", "draft"):
-            raise SpecsimError(f"{path}: {where}: part: expected verify or draft, got {kind!r}")
-        seconds = positive(f"{path}: {where}: {heads[timed]}", given.pop("time").strip()) / scale
-        sizes = {
-            name: whole(f"{path}: {where}: {name}", cell.strip(), 0 if name == "kv_tokens" else 1)
-            for name, cell in given.items()
-        }
-        rows.append(_Row(where, sizes, seconds, kind))
-    if not rows:
-        raise SpecsimError(f"{path}: expected rows below the header, got none")
-    return rows
-
-
-def _header(path: Path, heads: list[str], ask: Ask, first: str) -> tuple[list[str], int, float]:
-    """What the columns are, which holds the time, and how many of its units are a second."""
-    names = [_NAMED.get(head.lower(), "") for head in heads]
-    if first == "num_seqs":  # a table by sequences: a bare size is theirs
-        names = ["num_seqs" if name == "tokens" else name for name in names]
-    times = [i for i, name in enumerate(names) if not name and (unit_of(heads[i]) or _TIME.search(heads[i].lower()))]
-    strange = [heads[i] for i, name in enumerate(names) if not name and i not in times]
-    if strange:
-        raise SpecsimError(
-            f"{path}: column {strange[0]!r}: expected tokens, num_seqs, kv_tokens, part or a time with its unit "
-            f"(as in time_ms); take it out if it is none of them"
-        )
-    units = {unit_of(heads[i]) for i in times}
-    if len(times) != 1:
-        listed = ", ".join(heads[i] for i in times) or "none"
-        mixed = ": mixed units" if len(units) > 1 else ""
-        raise SpecsimError(f"{path}: expected one column of times, got {listed}{mixed}")
-    if first not in names:
-        raise SpecsimError(f"{path}: expected a column {first}, got {', '.join(heads)}")
-    for name in names:
-        if name and names.count(name) > 1:
-            raise SpecsimError(f"{path}: expected one column {name}, got {names.count(name)}")
-    unit = units.pop()
-    if ask.unit is not None:
-        told = read_unit(ask.unit)
-        if unit not in (None, told):
-            raise SpecsimError(f"{path}: --unit: the column {heads[times[0]]!r} is in {unit}, got {ask.unit}")
-        unit = told
-    if unit is None:
-        raise SpecsimError(f"{path}: column {heads[times[0]]!r}: expected its unit, as in time_ms, or --unit")
-    names[times[0]] = "time"
-    return names, times[0], UNITS[unit]
 
 
 def _json_tables(path: Path, data: Mapping[str, Any], ask: Ask) -> dict[str, list[Point]]:
@@ -270,9 +217,9 @@ def _json_tables(path: Path, data: Mapping[str, Any], ask: Ask) -> dict[str, lis
     return tables
 
 
-def _by_kv(path: Path, rows: list[_Row], ask: Ask, below: str) -> Table2D:
+def _by_kv(path: Path, rows: list[Row], ask: Ask, below: str) -> Table2D:
     """A table by tokens and KV tokens; every pair must be there."""
-    prices: dict[tuple[int, int], _Row] = {}
+    prices: dict[tuple[int, int], Row] = {}
     for row in rows:
         key = row.sizes["tokens"], row.sizes["kv_tokens"]
         if key in prices:
@@ -314,25 +261,24 @@ def _table(points: list[Point], ask: Ask, below: str) -> dict[str, Any]:
     }
 
 
-def _draft(path: Path, points: list[Point], ask: Ask) -> DraftCost | None:
-    """Drafting by sequences: from ``points``, or from the file of --draft."""
-    if ask.draft is not None:
-        if points:
-            raise SpecsimError(f"--draft: {path} holds a draft table of its own, expected one")
-        path = ask.draft
-        points = [row.point(path, "num_seqs") for row in _rows(path, read_text(path), ask, "num_seqs")]
-    if not points:
-        return None
+def _beyond(last: int, ask: Ask) -> list[str]:
+    """A warning of a largest CUDA graph beyond the ``last`` size of the table."""
+    if ask.capture_limit is None or ask.capture_limit <= last:
+        return []
+    return [
+        f"The largest CUDA graph (--capture-limit {ask.capture_limit}) is beyond the table's last size, {last} tokens: "
+        "every size is read as captured."
+    ]
+
+
+def _draft(path: Path, points: list[Point], monotone: bool) -> tuple[DraftCost, str | None]:
+    """Drafting by sequences, and what is to be said of it."""
     points = in_order(path, points, "sequences")
     seconds = [point.seconds for point in points]
-    if ask.monotone:
+    if monotone:
         seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
-    sizes = [point.size for point in points]
-    return part(path, DraftCost, {"type": "parallel", "num_seqs": sizes, "seconds": seconds})
-
-
-def _free_draft(path: Path) -> DraftCost:
-    return part(path, DraftCost, {"type": "parallel", "num_seqs": [1, 1 << 20], "seconds": [0.0, 0.0]})
+    table = {"type": "parallel", "num_seqs": [point.size for point in points], "seconds": seconds}
+    return part(path, DraftCost, table), note_of_falls(points, "drafting sequences", monotone)
 
 
 def _parts(path: Path, data: Mapping[str, Any], probes: str, seconds: str) -> list[Point]:
@@ -359,7 +305,7 @@ def _object(path: Path, text: str, fields: tuple[str, ...]) -> dict[str, Any]:
     except ValueError as error:
         raise SpecsimError(f"{path}: expected JSON: {error}") from error
     if not isinstance(data, dict):
-        raise SpecsimError(f"{path}: expected a JSON object, got {type(data).__name__}")
+        raise SpecsimError(f"{path}: expected a JSON object, got {json_kind(data)}")
     for name in fields:
         if name not in data:
             raise SpecsimError(f"{path}: {name}: is missing")
@@ -376,14 +322,6 @@ def _list(path: Path, data: Mapping[str, Any], name: str, like: str | None = Non
     if like is not None and len(values) != len(data[like]):
         raise SpecsimError(f"{path}: {name}: expected {len(data[like])} entries, one a {like}, got {len(values)}")
     return values
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _notes(notes: list[str | None]) -> tuple[str, ...]:

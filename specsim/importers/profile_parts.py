@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -72,17 +72,51 @@ class Ask:
 
 COMMON = (
     "name", "model", "device", "gpus", "tp", "engine", "kv_tokens", "max_num_tokens", "host_seconds", "date", "command",
+    "draft",
 )  # fmt: skip
 """Answers that every format has a use for."""
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "gpus": (1, 10_000),
+    "tp": (1, 10_000),
+    "expert_parallel": (1, 10_000),
+    "kv_tokens": (1, 10**9),
+    "max_num_tokens": (1, 10**7),
+    "capture_limit": (1, 10**7),
+    "max_context": (1, 10**9),
+    "draft_layers": (1, 1000),
+    "draft_gamma": (1, 64),
+    "host_seconds": (0, 1000),
+    "link_latency": (0, 1),
+    "link_bandwidth": (1, 10**15),
+}
+"""The least and the most that an answer may be: beyond any deployment, and short of what cannot be computed with."""
+
+
+def check_bounds(answers: Mapping[str, float | None], spell: Callable[[str], str] = str) -> None:
+    """Raise SpecsimError for the first answer out of its BOUNDS, named as ``spell`` writes it."""
+    for name, (least, most) in BOUNDS.items():
+        value = answers.get(name)
+        if value is not None and not least <= value <= most:
+            raise SpecsimError(f"{spell(name)}: expected {least} to {most:,}, got {shown(value)}")
+
+
+def option(name: str) -> str:
+    """An answer's name on the command line."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now."""
+    """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now.
+
+    ``holds_drafting``: the steps that were measured drafted too.
+    """
 
     verify: Verify
     source: str
     draft: DraftCost | None = None
+    holds_drafting: bool = False
     name: str | None = None
     model: str | None = None
     device: str | None = None
@@ -169,7 +203,7 @@ def whole(where: str, value: Any, least: int = 1) -> int:
     """A whole number of at least ``least``, from JSON or CSV text."""
     number = _number(value)
     if number is None or number != int(number) or number < least:
-        raise SpecsimError(f"{where}: expected a whole number of at least {least}, got {_shown(value)}")
+        raise SpecsimError(f"{where}: expected a whole number of at least {least}, got {shown(value)}")
     return int(number)
 
 
@@ -177,7 +211,7 @@ def positive(where: str, value: Any, what: str = "a time") -> float:
     """A number above 0, from JSON or CSV text."""
     number = _number(value)
     if number is None or number <= 0:
-        raise SpecsimError(f"{where}: expected {what} above 0, got {_shown(value)}")
+        raise SpecsimError(f"{where}: expected {what} above 0, got {shown(value)}")
     return number
 
 
@@ -185,7 +219,7 @@ def finite(where: str, value: Any) -> float:
     """A number, from JSON or CSV text."""
     number = _number(value)
     if number is None:
-        raise SpecsimError(f"{where}: expected a number, got {_shown(value)}")
+        raise SpecsimError(f"{where}: expected a number, got {shown(value)}")
     return number
 
 
@@ -199,9 +233,16 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for an error's line, cut short where it is long."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def json_kind(data: Any) -> str:
+    """What JSON calls a value of this type."""
+    names = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "a string"}
+    return names.get(type(data), "a list" if isinstance(data, list) else "an object")
 
 
 def in_order(path: str | Path, points: Sequence[Point], what: str = "tokens") -> list[Point]:
@@ -226,8 +267,12 @@ def leaps(size: int, seconds: float, next_size: int, next_seconds: float) -> boo
 
 
 def note_of_falls(points: Sequence[Point], what: str = "tokens", monotone: bool = False, name: int = 6) -> str | None:
-    """What a profile's notes say where more costs less: how often, and the worst with their rows."""
-    falls = [(b.seconds / a.seconds - 1, a, b) for a, b in itertools.pairwise(points)]
+    """What a profile's notes say where more costs less: how often, and the worst with their rows.
+
+    ``points`` are those of one curve, or of several one after another: a size below the one before starts the next.
+    """
+    pairs = [(a, b) for a, b in itertools.pairwise(points) if a.size < b.size]
+    falls = [(b.seconds / a.seconds - 1, a, b) for a, b in pairs]
     falls = sorted((fall for fall in falls if fall[0] < 0), key=lambda fall: fall[0])
     if not falls:
         return None

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import date
 from pathlib import Path
 
 from specsim.files import read_text
 from specsim.hardware import Profile
 from specsim.importers.bundle import read_bundle
-from specsim.importers.cost_tables import read_additive, read_columns, read_sps, read_vllm
-from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile
+from specsim.importers.cost_tables import read_additive, read_columns, read_draft, read_sps, read_vllm, with_draft
+from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, option, shown
 from specsim.importers.silicon import read_silicon
 from specsim.types import SpecsimError
 
@@ -24,8 +25,8 @@ from specsim.types import SpecsimError
 _READERS: dict[str, tuple[Callable[[Path, str, Ask], Found], tuple[str, ...]]] = {
     "sglang": (read_sps, ("as_engine", "monotone")),
     "sglang-additive": (read_additive, ("as_engine", "monotone")),
-    "vllm": (read_vllm, ("capture_limit", "monotone", "unit", "draft")),
-    "csv": (read_columns, ("capture_limit", "monotone", "unit", "draft")),
+    "vllm": (read_vllm, ("capture_limit", "monotone", "unit")),
+    "csv": (read_columns, ("capture_limit", "monotone", "unit")),
     "bundle": (
         lambda path, text, ask: read_bundle(path, ask),
         ("config", "no_skew", "kv_reads", "expert_parallel", "link_bandwidth", "link_latency"),
@@ -57,10 +58,11 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
     ``format``: one of FORMATS, or "auto" to tell by content. ``ask`` is what the user says:
 
     - of any source: name, model, device, gpus, tp, engine, kv_tokens, max_num_tokens, host_seconds (s a step),
-      date and command, for the profile; they go before what the source says;
+      date and command, for the profile; they go before what the source says; ``draft`` (a second file: time by
+      sequences), where the source holds no draft cost;
     - of SGLang's tables: ``as_engine`` reads them as the engine does (the probe below, the last price beyond);
     - of tables: ``capture_limit`` (tokens of the largest CUDA graph), ``monotone`` (running maximum, as vLLM),
-      ``unit`` (ms, us, s) where no name tells it, ``draft`` (a second file: time by sequences);
+      ``unit`` (ms, us, s) where no name tells it, also of ``draft``;
     - of bundles: ``config`` (Hugging Face config.json), ``no_skew``, ``kv_reads``, ``expert_parallel`` (ranks that
       share the experts), ``link_bandwidth`` (bytes/s) and ``link_latency`` (s) of all-reduces;
     - of AIConfigurator (``path`` names the model): the arguments of ``specsim.importers.silicon.load_silicon``.
@@ -77,26 +79,35 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
     if name not in _BY_NAME and path.is_dir() != (name == "bundle"):
         raise SpecsimError(f"{path}: expected {'a folder' if name == 'bundle' else 'a file'} for the format {name}")
     read, uses = _READERS[name]
+    if ask.draft is not None:
+        uses = (*uses, "unit")
     for field in fields(Ask):
-        if getattr(ask, field.name) not in (None, False) and field.name not in (*COMMON, *uses):
-            raise SpecsimError(f"{path}: --{field.name.replace('_', '-')}: has no meaning for the format {name}")
-    found = read(path, text, ask)
+        given = getattr(ask, field.name)
+        if not (given is None or given is False or field.name in (*COMMON, *uses)):
+            users = ", ".join(other for other, (_, known) in _READERS.items() if field.name in known)
+            raise SpecsimError(f"{path}: {option(field.name)}: has no meaning for the format {name}, only for {users}")
+    draft = read_draft(ask)
+    found = with_draft(path, read(path, text, ask), draft)
     return build_profile(path, found, ask), list(found.warnings)
 
 
 def _check(ask: Ask) -> None:
     """Say in the words of the command line what is out of range, before anything is read."""
-    for name in (
-        "gpus", "tp", "kv_tokens", "max_num_tokens", "capture_limit", "expert_parallel", "max_context", "draft_layers",
-        "draft_gamma",
-    ):  # fmt: skip
-        value = getattr(ask, name)
-        if value is not None and value < 1:
-            raise SpecsimError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-    for name, least in (("host_seconds", 0.0), ("link_latency", 0.0), ("link_bandwidth", 1.0)):
-        value = getattr(ask, name)
-        if value is not None and not least <= value < float("inf"):
-            raise SpecsimError(f"--{name.replace('_', '-')}: expected at least {least:g}, got {value}")
+    for name, value in vars(ask).items():
+        if isinstance(value, str) and not value.strip():
+            raise SpecsimError(f"{option(name)}: expected a text, got an empty one")
+    if ask.date is not None and not _is_date(ask.date):
+        raise SpecsimError(f"--date: expected a day as 2026-08-14, got {shown(ask.date)}")
+    if ask.draft is not None and ask.draft_layers is not None:
+        raise SpecsimError("--draft, --draft-layers: expected one of them, since both give a draft cost")
+    check_bounds(vars(ask), option)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _format(path: Path, text: str) -> str:

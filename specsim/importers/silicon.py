@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from specsim.hardware import Profile
 from specsim.importers.composed import PACKAGE, Deployment, compose
-from specsim.importers.profile_parts import Ask, Found
+from specsim.importers.profile_parts import Ask, Found, check_bounds
 from specsim.types import SpecsimError
 
 BACKENDS = ("vllm", "sglang", "trtllm")
@@ -99,13 +99,13 @@ def _check(
         raise SpecsimError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if kv_reads not in ("once", "per_query"):
         raise SpecsimError(f"kv_reads: expected once or per_query, got {kv_reads!r}")
-    whole = {"tp": tp, "max_num_tokens": max_num_tokens, "max_context": max_context, "kv_tokens": kv_tokens}
-    for name, value in (whole | {"draft_layers": draft_layers, "draft_gamma": draft_gamma}).items():
-        if value is not None and value < 1:
-            raise SpecsimError(f"{name}: expected at least 1, got {value}")
-    for name, least in (("max_num_tokens", 64), ("max_context", 64)):
-        if (whole[name] or least) < least:
-            raise SpecsimError(f"{name}: expected at least {least}, got {whole[name]}")
+    check_bounds({
+        "tp": tp, "max_num_tokens": max_num_tokens, "max_context": max_context, "kv_tokens": kv_tokens,
+        "draft_layers": draft_layers, "draft_gamma": draft_gamma,
+    })  # fmt: skip
+    for name, value in (("max_num_tokens", max_num_tokens), ("max_context", max_context)):
+        if value is not None and value < 64:
+            raise SpecsimError(f"{name}: expected at least 64, got {value}")
     if not 0 < utilisation <= 1:
         raise SpecsimError(f"utilisation: expected a share of the GPU's memory in 0..1, got {utilisation}")
     if (draft_layers is None) != (draft_gamma is None):
@@ -124,9 +124,10 @@ def _open(
         raise SpecsimError(f"AIConfigurator's data need {PACKAGE}: pip install 'specsim[silicon]'") from error
     # Any other name would be looked for on the internet.
     if model not in common.DefaultHFModels and not Path(model, "config.json").is_file():
-        near = difflib.get_close_matches(model, sorted(common.DefaultHFModels), 3, 0.3)
+        have = sorted(common.DefaultHFModels)
+        near = difflib.get_close_matches(model, have, 3, 0.3) or have[:3]
         raise SpecsimError(
-            f"{model}: expected a model that AIConfigurator has a config of ({', '.join(near) or 'none is close'}), "
+            f"{model}: expected a model that AIConfigurator has a config of, such as {', '.join(near)}, "
             "or a folder with a config.json"
         )
     try:

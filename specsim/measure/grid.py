@@ -12,6 +12,8 @@ import numpy as np
 
 from specsim.types import Ints, SpecsimError
 
+MOST = 1 << 24
+"""The largest size, in tokens."""
 SPREAD = 0.25
 """Contexts of a batch lie within this share of their mean."""
 
@@ -57,8 +59,8 @@ class Grid:
                 raise SpecsimError(f"--{name}: expected at least one size")
         for name in ("tokens", "contexts", "capture"):
             for value in getattr(self, name):
-                if not 1 <= value <= 1 << 24:
-                    raise SpecsimError(f"--{name}: expected sizes of 1 to {1 << 24}, got {value}")
+                if not 1 <= value <= MOST:
+                    raise SpecsimError(f"--{name}: expected sizes of 1 to {MOST:,}, got {value}")
         for name, most in (("gamma", 64), ("max_seqs", 1 << 16)):
             if not 1 <= getattr(self, name) <= most:
                 option = name.replace("_", "-")

@@ -13,7 +13,7 @@ import numpy as np
 
 from specsim.files import read_text, write_text
 from specsim.hardware import SCHEMA, ModelShape, Profile
-from specsim.hardware.model_shape import fitting_tokens
+from specsim.hardware.tables import UNBOUNDED
 from specsim.measure import machine
 from specsim.measure.fit import Sum, relative_error
 from specsim.measure.grid import Grid, Point
@@ -52,14 +52,19 @@ class Run:
 def kv_room(shape: ModelShape, width: int, device_memory: float) -> int:
     """KV tokens that fit into ``device_memory`` bytes beside the weights, engines using nine tenths of it.
 
-    At most as many as a profile can tell. Raises SpecsimError where not even one fits.
+    Raises SpecsimError where not even one does, or more than a profile can say.
     """
-    room = MEMORY_SHARE * device_memory - shape.parameters * width
-    tokens = fitting_tokens(room, shape.kv_bytes_per_token(width))
-    if not tokens:
+    left = MEMORY_SHARE * device_memory - shape.parameters * width
+    tokens = int(left // shape.kv_bytes_per_token(width))
+    if tokens < 1:
         raise SpecsimError(
             f"--device-memory: model {shape.name} takes {shape.parameters * width / 1e9:,.1f} GB, "
             f"expected more than {device_memory / 1e9:,.1f} GB (of which {MEMORY_SHARE:.0%} are used)"
+        )
+    if tokens > UNBOUNDED:
+        raise SpecsimError(
+            f"--device-memory: {device_memory / 1e9:,.6g} GB beside model {shape.name} hold more than {UNBOUNDED:,} "
+            "tokens of KV cache, expected less memory, or --kv-tokens"
         )
     return tokens
 

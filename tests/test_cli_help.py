@@ -1,0 +1,30 @@
+"""What --help prints."""
+
+import pytest
+import typer
+from rich.text import Text
+
+from specsim.cli import app
+
+
+def verbs(group=None, words=()):
+    """Every command of the command line with the words that call it."""
+    group = typer.main.get_command(app) if group is None else group
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, (*words, name))
+        else:
+            yield (*words, name), command
+
+
+@pytest.mark.parametrize(("words", "command"), [pytest.param(*verb, id=" ".join(verb[0])) for verb in verbs()])
+def test_no_brackets_are_lost_in_the_help(words, command):
+    """Help is rich's markup: what stands in brackets is a style, unless it is escaped."""
+    for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
+        assert Text.from_markup(text or "").plain == (text or "").replace("\\[", "[")
+
+
+def test_the_help_names_the_extra_that_an_import_needs(run):
+    code, printed, _ = run("profile", "import", "--help")
+    assert code == 0
+    assert "pip install 'specsim[silicon]'" in " ".join(printed.split())
