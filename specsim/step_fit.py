@@ -112,8 +112,17 @@ class StepFit:
         return float(self.best.tokens[-1])
 
     def verify(self, solution: Solution | None = None) -> Additive:
-        """The step cost; bounded by the 2.5 and 97.5 % quantiles of the draws where ``solution`` is the best."""
+        """The step cost; bounded by the 2.5 and 97.5 % quantiles of the draws where ``solution`` is the best.
+
+        Raises SpecsimError where the rows leave no time for the smallest step.
+        """
         s = solution or self.best
+        if not _rounded(s.token_seconds)[0]:
+            fewest = min(row.decoding for row in self.rows if not row.check and not row.gamma)
+            raise SpecsimError(
+                "rows: steps grow so steeply that one of 1 token would last no time, expected a load without drafts "
+                f"at fewer than {fewest:.4g} users"
+            )
         low, high = np.quantile([d.token_seconds for d in self.draws], [0.025, 0.975], axis=0)
         return Additive(
             tokens=tuple(int(b) for b in s.tokens),

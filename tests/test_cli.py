@@ -4,15 +4,17 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 
 import specsim as ss
-from specsim.cli.inputs import parse_scheduler
+from specsim.cli.inputs import parse_scheduler, typed_command
 
 ROOT = Path(__file__).parents[1]
 PROFILE = str(ROOT / "hw_profiles/dsv4-flash-b300-tp4.json")
@@ -396,3 +398,19 @@ def test_every_verb_has_an_example(run: Run, verb: str) -> None:
     code, text, _ = run(*verb.split(), "--help")
     assert code == 0
     assert "Example: specsim" in text
+
+
+def test_a_command_is_told_as_it_was_typed() -> None:
+    def verb(
+        context: typer.Context, files: list[Path], tag: Annotated[list[str], typer.Option()], dry: bool = True
+    ) -> None:
+        told.append(typed_command(context))
+
+    told: list[str] = []
+    app, inner = typer.Typer(), typer.Typer()
+    inner.command("fit")(verb)
+    inner.command("other")(lambda: None)
+    app.add_typer(inner, name="profile")
+    words = ["profile", "fit", "--tag", "a b", "--no-dry", "--tag", "c", "x.csv", "y z.csv"]
+    app(words, standalone_mode=False)
+    assert told == ["specsim profile fit x.csv 'y z.csv' --tag 'a b' --tag c --no-dry"]

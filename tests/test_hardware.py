@@ -238,7 +238,9 @@ def test_no_drafter_no_draft_cost_however_many_sequences():
 def test_a_drafter_on_a_profile_without_a_draft_cost_is_refused():
     p = make_profile(draft=None)
     assert p.step_seconds(1) == 1 + TICK
-    with pytest.raises(SpecsimError, match=r"profile tiny: draft: expected a draft cost, .* γ=3"):
+    with pytest.raises(
+        SpecsimError, match=r"profile tiny: draft: .* γ=3 .*; .*roofline --draft-layers .*import --draft "
+    ):
         p.step_seconds(4, num_seqs=1, gamma=3)
 
 

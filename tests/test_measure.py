@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.hardware.model_shape import PRESETS, ModelShape
 from specsim.types import SpecsimError
 
 torch = pytest.importorskip("torch")
@@ -30,10 +31,13 @@ from specsim.measure.fit import decompose, relative_error  # noqa: E402
 from specsim.measure.grid import Grid, Point, context_lengths, query_lengths  # noqa: E402
 from specsim.measure.model import Batch, Decoder, make_fused, make_weights  # noqa: E402
 from specsim.measure.records import kv_room  # noqa: E402
-from specsim.measure.shape import PRESETS, ModelShape, find_shape  # noqa: E402
+from specsim.measure.shape import find_shape  # noqa: E402
 from specsim.measure.timing import Runner, take  # noqa: E402
 
-TINY = ModelShape("tiny", 32, 2, 4, 2, 8, 48, 64, tied=True, qk_norm=True, max_position=512)
+TINY = ModelShape(
+    name="tiny", hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=64, tied=True,
+    qk_norm=True, max_position=512,
+)  # fmt: skip
 CPU = torch.device("cpu")
 
 
@@ -66,18 +70,22 @@ def test_a_config_gives_its_shape(tmp_path):
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert find_shape(str(folder)) == TINY
     changed = find_shape(str(folder / "config.json"), layers=7, tied=None)
-    assert changed == ModelShape("tiny-changed", 32, 7, 4, 2, 8, 48, 64, True, True, 512)
+    assert changed == TINY.model_copy(update={"name": "tiny-changed", "layers": 7})
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"num_experts": 8}, "num_experts: 8: a mixture of experts cannot be measured"),
-        ({"model_type": "gpt2"}, "model_type: expected one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        ({"num_experts": 8}, "num_experts: expected none with model_type 'qwen3', got 8"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2},
+            "a mixture of experts cannot be measured, expected a dense model",
+        ),
+        ({"model_type": "gpt2"}, "model_type: expected one of llama, mistral, qwen2, qwen3, "),
         ({"hidden_size": "32"}, "hidden_size: "),
         ({"num_key_value_heads": 3}, "heads: expected a multiple of the 3 kv_heads, got 4"),
         ({"head_dim": 7}, "head_dim: expected an even number, got 7"),
-        ({"num_hidden_layers": 0}, "layers: expected 1 to"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: expected greater than or equal to 1, got 0"),
         ({"head_dim": None, "num_attention_heads": 5}, "num_attention_heads: expected a divisor of 32, got 5"),
     ],
 )
@@ -95,6 +103,8 @@ def test_a_missing_field_and_an_unknown_model_are_named(tmp_path):
         find_shape(str(path))
     with pytest.raises(SpecsimError, match="did you mean qwen3-8b"):
         find_shape("qwen3-8")
+    with pytest.raises(SpecsimError, match="--model: qwen3-30b-a3b: a mixture of experts cannot be measured"):
+        find_shape("qwen3-30b-a3b")
     with pytest.raises(SpecsimError, match="also --head-dim, --heads, --intermediate"):
         find_shape(None, hidden=32)
 

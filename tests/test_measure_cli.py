@@ -161,7 +161,7 @@ def test_without_a_drafter_there_is_no_draft_cost(run, tmp_path):
 BAD = [
     (["--model", "qwen9"], "--model: 'qwen9': expected one of qwen3-4b"),
     (["--model", "smollm2-135m", "--kv-heads", "2"], "heads: expected a multiple of the 2 kv_heads, got 9"),
-    (["--hidden", "0"], "hidden: expected 1 to"),
+    (["--hidden", "0"], "hidden: expected greater than or equal to 1, got 0"),
     (["--tokens", "1,0"], "--tokens: expected different sizes of 1 to"),
     (["--tokens", "4,4"], "--tokens: expected different sizes"),
     (["--contexts", "x"], "--contexts: expected different sizes"),

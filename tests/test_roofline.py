@@ -290,6 +290,26 @@ def test_the_kv_cache_is_what_the_weights_leave():
     assert kv_capacity(TINY, TOY, 4, "bf16", "bf16", 0.5, 1000) == int((500_000 - 1000 - weights / 4) // 32)
     with pytest.raises(SpecsimError, match=r"memory: 1[0-9.]+ GiB a GPU .* leave no room .* expected a larger tp"):
         kv_capacity(PRESETS["llama-3.1-70b"], DEVICES["h100"], 1, "bf16", "bf16", 0.9, 0)
+    # A model so small that a profile cannot tell how many fit.
+    assert roofline_profile(TINY, DEVICES["b300"]).kv_tokens == 1 << 31
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"host_seconds": np.inf}, "host_seconds: expected 0 to 10 s, got inf"),
+        ({"host_seconds": np.nan}, "host_seconds: expected 0 to 10 s, got nan"),
+        ({"reserve_bytes": np.inf}, "memory: inf GiB"),
+        ({"reserve_bytes": np.nan}, "memory: nan GiB"),
+        ({"context": 10**9}, "context: expected 0 to 10,000,000 KV tokens a sequence, got 1000000000"),
+        ({"draft_layers": 37}, "draft_layers: expected 0 to the 36 layers of qwen3-8b, got 37"),
+        ({"draft_layers": 5, "gamma": 0}, "gamma: expected 1 to 64 draft tokens in a block, got 0"),
+        ({"draft_layers": 5, "gamma": 2000}, "gamma: expected 1 to 64 draft tokens in a block, got 2000"),
+    ],
+)
+def test_numbers_out_of_their_range_are_named(fields, words):
+    with pytest.raises(SpecsimError, match=words):
+        roofline_profile(PRESETS["qwen3-8b"], DEVICES["h200"], **fields)
 
 
 def test_vllm_had_as_many_kv_tokens_on_a_4090():
@@ -351,12 +371,12 @@ def test_decoding_on_an_h200_is_near_what_was_measured(context):
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
 }  # fmt: skip
 QWEN_MOE = {
     "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
     "num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
-    "num_experts_per_tok": 8, "vocab_size": 151936,
+    "num_experts_per_tok": 8, "vocab_size": 151936, "max_position_embeddings": 40960,
 }  # fmt: skip
 
 
@@ -403,6 +423,8 @@ def test_a_config_of_experts(tmp_path):
         ({"hidden_size": None}, "hidden_size: is missing"),
         ({"hidden_size": "4096"}, "hidden_size: expected"),
         ({"num_attention_heads": 33}, "num_attention_heads: expected a divisor of 4096, got 33"),
+        ({"model_type": "qwen3", "num_experts": 64}, "num_experts: expected none with model_type 'qwen3', got 64"),
+        ({"model_type": "qwen3_moe"}, "num_experts: is missing, expected it with model_type 'qwen3_moe'"),
         ({"num_key_value_heads": 5}, "heads: expected a multiple of the 5 kv_heads, got 32"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "num_experts_per_tok: is missing"),
         (
@@ -414,6 +436,14 @@ def test_a_config_of_experts(tmp_path):
 def test_configs_that_it_does_not_describe_are_refused(tmp_path, changes, words):
     with pytest.raises(SpecsimError, match=rf"config\.json: {words}"):
         read(tmp_path, LLAMA, **changes)
+
+
+def test_a_shape_is_written_without_what_only_a_measurement_needs():
+    """So that a profile of before has the same bytes; what is not as usual is kept."""
+    assert not {"qk_norm", "max_position"} & set(TINY.model_dump())
+    for shape in PRESETS.values():
+        assert ModelShape.model_validate_json(shape.model_dump_json()) == shape
+    assert PRESETS["qwen3-8b"].model_dump()["max_position"] == 40960
 
 
 def test_a_window_that_is_off_is_none(tmp_path):
@@ -435,6 +465,10 @@ def test_a_device_of_ones_own(tmp_path):
     path.write_text(json.dumps({"name": "x", "bandwidth": -1}))
     with pytest.raises(SpecsimError, match=r"gpu\.json: bf16_flops: is missing"):
         find_device(str(path))
+    for field, value in (("memory_bytes", 1e300), ("bandwidth", 1e-300), ("bf16_flops", 1e-300), ("link_seconds", 1e9)):
+        path.write_text(json.dumps(TOY.model_dump() | {field: value}))
+        with pytest.raises(SpecsimError, match=rf"gpu\.json: {field}: expected (less|greater) than or equal to 1"):
+            find_device(str(path))
 
 
 # On the command line
@@ -459,6 +493,10 @@ def test_profile_roofline_writes_a_profile_that_says_what_it_is(run, tmp_path):
     assert profile.verify.kernel_seconds == pytest.approx(5e-6)
     assert profile.draft is not None
     assert profile.caveat in " ".join(text.split())
+    assert profile.provenance.command == (
+        f"specsim profile roofline --model qwen3-8b --device h200 --out {out} --efficiency 0.7,0.9 --kernel-us 5.0 "
+        f"--draft-layers 5 --gamma 7 --json {data}"
+    )
     assert "0.7 of the FLOP/s and 0.9 of the bandwidth" in text
     steps = json.loads(data.read_text())["steps"]
     assert steps[1]["seconds"] == pytest.approx(float(profile.step_seconds(8, kv_tokens=8 * 1024)))
@@ -475,14 +513,48 @@ def test_profile_roofline_writes_a_profile_that_says_what_it_is(run, tmp_path):
         (("--model", "qwen3-8b", "--device", "h200", "--tp", "3"), "tp: expected a divisor of the 32 heads, got 3"),
         (("--model", "llama-3.1-70b", "--device", "h100"), "leave no room for KV"),
         (("--model", "qwen3-8b", "--device", "h200", "--draft-type", "tree"), "--draft-type: expected parallel or"),
+        (("--model", "{here}", "--device", "h200"), "--model: the folder '{here}' holds no config.json"),
+        (("--model", "qwen3-8b", "--device", "{here}"), "--device: '{here}': expected one of a100"),
+        (("--model", "qwen3-8b", "--device", "h200", "--name", ""), "--name: expected a text, got ''"),
+        (
+            ("--model", "qwen3-8b", "--device", "h200", "--gamma", "7"),
+            "--gamma: has no meaning without --draft-layers",
+        ),
+        (
+            ("--model", "qwen3-8b", "--device", "h200", "--draft-type", "parallel"),
+            "--draft-type: has no meaning without --draft-layers",
+        ),
+        (
+            ("--model", "qwen3-8b", "--device", "h200", "--draft-layers=1", "--draft-type=autoregressive", "--gamma=2"),
+            "--gamma: has no meaning with --draft-type autoregressive",
+        ),
+        *(
+            (("--model", "qwen3-8b", "--device", "h200", "--draft-layers=5", option, value), words)
+            for option, value, words in (
+                ("--host-ms", "inf", "'--host-ms': Input should be less than or equal to 10000"),
+                ("--host-ms", "nan", "'--host-ms': Input should be less than or equal to 10000"),
+                ("--host-ms", "1e300", "'--host-ms': Input should be less than or equal to 10000"),
+                ("--reserve-gib", "inf", "'--reserve-gib': Input should be less than or equal to 1024"),
+                ("--reserve-gib", "nan", "'--reserve-gib': Input should be less than or equal to 1024"),
+                ("--kernel-us", "1e12", "'--kernel-us': Input should be less than or equal to 10000"),
+                ("--gamma", "65", "'--gamma': Input should be less than or equal to 64"),
+                ("--tp", "9" * 400, "'--tp': Input should be less than or equal to 1024"),
+                ("--context", "999999999999", "'--context': Input should be less than or equal to 10000000"),
+                ("--draft-layers", "37", "draft_layers: expected 0 to the 36 layers of qwen3-8b, got 37"),
+                ("--draft-layers", "9" * 400, "of qwen3-8b, got 99999999999999999999..."),
+                ("--efficiency", "1e-320", "--efficiency: expected one or two shares, 0.001 to 1"),
+            )
+        ),
     ],
-    ids=lambda v: " ".join(v[3:]) if isinstance(v, tuple) else "",
+    ids=lambda v: " ".join(v[3:])[:50] if isinstance(v, tuple) else "",
 )
 def test_mistakes_are_one_line(run, tmp_path, arguments, words):
+    arguments, words = [a.replace("{here}", str(tmp_path)) for a in arguments], words.replace("{here}", str(tmp_path))
     code, out, err = run("profile", "roofline", *arguments, "--out", tmp_path / "p.json")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert words in err
+    assert len(err) < 250 + len(str(tmp_path))
     assert not (tmp_path / "p.json").exists()
 
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specsim.cli import show
+from specsim.cli.inputs import check_filled, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import Profile, Provenance, save_profile
 from specsim.importers.step_rows import read_step_rows
 from specsim.step_fit import Row, StepFit, fit_steps
 from specsim.types import SpecsimError
 
+OFF = 0.15
+"""A fitted row that is further off is told of: the rows contradict each other, or steps are not such a sum."""
+BEYOND = 3
+"""So is one that lies this many times the noise outside its own interval."""
+
 
 def profile_fit(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="CSV of loads: concurrency, gamma, throughput and/or interactivity, ..")],
     out: Annotated[Path, typer.Option("--out", help="Where the profile goes.")],
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: that of --out).")] = None,
     model: Annotated[str, typer.Option("--model", help="The model that was served.")] = "not told",
     device: Annotated[str, typer.Option("--device", help="The GPU.")] = "not told",
-    gpus: Annotated[int, typer.Option("--gpus", help="GPUs that the throughput is of.", min=1)] = 1,
-    tp: Annotated[int, typer.Option("--tp", help="Tensor parallelism.", min=1)] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs that the throughput is of.", min=1, max=100_000)] = 1,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor parallelism.", min=1, max=1024)] = 1,
     engine: Annotated[str | None, typer.Option("--engine", help="Engine and version.")] = None,
     source: Annotated[str | None, typer.Option("--source", help="Where the rows come from (default: FILE).")] = None,
     noise: Annotated[float, typer.Option("--noise", help="Relative noise of a row.", min=1e-4, max=0.5)] = 0.02,
@@ -37,10 +43,14 @@ def profile_fit(
     interactivity (tokens/s a user) or both. Rows with drafts also tell tau, or tau_low and tau_high, or
     survival_1, survival_2, ..; where they do not, tau is fitted too, one for each method. With prompt_tokens and
     output_tokens the prompts in the steps are accounted for. Rows of role "check" are predicted and not fitted.
-    Intervals hold the noise of the rows and the unknown taus.
+    Intervals hold the noise of the rows and the unknown taus. A row whose throughput is over 5 % above concurrency x
+    interactivity is refused; fitted rows that the fit misses are told of, on stderr and in the profile's notes.
 
     Example: specsim profile fit experiments/dsv4_pro_b300/rows.csv --gpus 8 --tp 8 --out out/dsv4-pro.json
     """
+    from specsim import __version__
+
+    check_filled(name=name, model=model, device=device, engine=engine, source=source)
     outputs = {"--out": out, "--json": json}
     check_apart(outputs, {"FILE": file})
     for option, path in outputs.items():
@@ -48,23 +58,11 @@ def profile_fit(
     rows = read_step_rows(file)
     try:
         fit = fit_steps(rows, noise=noise, draws=draws, seed=seed)
+        verify = fit.verify()
     except SpecsimError as error:
         raise SpecsimError(f"{file}: {error}") from error
-    command = [
-        "specsim",
-        "profile",
-        "fit",
-        str(file),
-        "--noise",
-        f"{noise:g}",
-        "--draws",
-        str(draws),
-        "--seed",
-        str(seed),
-    ]
-    given = {"name": name, "model": model, "device": device, "gpus": gpus, "tp": tp, "engine": engine, "source": source}
-    defaults = {"model": "not told", "device": "not told", "gpus": 1, "tp": 1}
-    command += [word for k, v in given.items() if v not in (None, defaults.get(k)) for word in (f"--{k}", str(v))]
+    table = [_entry(fit, row) for row in rows]
+    missed = _missed(table, noise)
     profile = Profile(
         schema="specsim.profile/1",
         name=name or out.stem,
@@ -74,14 +72,18 @@ def profile_fit(
         gpus=gpus,
         tp=tp,
         engine=engine,
-        verify=fit.verify(),
+        verify=verify,
         draft=fit.draft(),
         provenance=Provenance(
-            source=source or str(file), command=shlex.join([*command, "--out", str(out)]), notes=_notes(fit, noise)
+            source=source or str(file),
+            command=typed_command(context),
+            versions={"specsim": __version__},
+            notes=_notes(fit, noise, missed),
         ),
     )
     save_profile(profile, out)
-    table = [_entry(fit, row) for row in rows]
+    for line in missed:
+        typer.echo(f"warning: {line}", err=True)
     _print(fit, table, out)
     if json is not None:
         taus = {m: {"tau": t, "interval": fit.tau_interval(m)} for m, t in fit.best.tau.items()}
@@ -90,7 +92,20 @@ def profile_fit(
         )
 
 
-def _notes(fit: StepFit, noise: float) -> str:
+def _missed(table: list[dict[str, Any]], noise: float) -> list[str]:
+    """The fitted rows that the fit does not explain, each with its number in the file, in a line."""
+    lines = []
+    for i, e in enumerate(table, 1):
+        low, high = e["low"] * (1 - BEYOND * noise), e["high"] * (1 + BEYOND * noise)
+        if e["role"] == "fit" and (abs(e["error"]) > OFF or not low <= e["measured"] <= high):
+            lines.append(
+                f"row {i} ({e['method']} at concurrency {e['concurrency']:g}): measured {show.number(e['measured'])} "
+                f"tokens/s a user, the fit says {show.number(e['fitted'])} ({e['error']:+.1%})"
+            )
+    return lines
+
+
+def _notes(fit: StepFit, noise: float, missed: list[str]) -> str:
     fitted = [row for row in fit.rows if not row.check]
     errors = [abs(fit.best.speed(row) / row.speed - 1) for row in fitted]
     taus = [f"{method} {tau:.2f} ({low:.2f}..{high:.2f})" for method, (tau, low, high) in fit.fitted_taus.items()]
@@ -99,6 +114,7 @@ def _notes(fit: StepFit, noise: float) -> str:
         f"(worst row {max(errors):.1%} off); prompts in the steps and the engine's host time are inside. "
         f"low and high: 95 % of the draws. "
         + (f"Tokens a step that were fitted too, with 90 % intervals: {', '.join(taus)}. " if taus else "")
+        + (f"Rows that the fit misses: {'; '.join(missed)}. " if missed else "")
         + f"Nothing beyond {fit.last_tokens:.0f} tokens and {fit.best.seqs[-1]:.0f} sequences was measured."
     )
 

@@ -164,18 +164,39 @@ def one_of(option: str, value: str | None, known: Sequence[str]) -> None:
         raise SpecsimError(f"{option}: expected {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
 
 
+def check_filled(**texts: str | None) -> None:
+    """SpecsimError, in the option's name, where a text was given and is empty."""
+    for name, text in texts.items():
+        if text is not None and not text.strip():
+            raise SpecsimError(f"--{name.replace('_', '-')}: expected a text, got {text!r}")
+
+
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Whether the parameter of this name was typed on the command line."""
+    return str(context.get_parameter_source(name)).endswith("COMMANDLINE")
+
+
 def typed_command(context: typer.Context) -> str:
-    """The command line, as it could be typed again."""
-    words = ["specsim", str(context.info_name)]
+    """The command line, as it could be typed again: verbs, arguments and options."""
+    verbs: list[str] = []
+    verb: Any = context
+    while verb.parent is not None:
+        verbs.insert(0, str(verb.info_name))
+        verb = verb.parent
+    arguments: list[str] = []
+    options: list[str] = []
     for parameter in context.command.params:
-        if not str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE"):
+        if not is_typed(context, str(parameter.name)):
             continue
         value = context.params[str(parameter.name)]
-        if isinstance(value, bool):
-            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
-        else:
-            words += [parameter.opts[0], str(value)]
-    return shlex.join(words)
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if parameter.param_type_name == "argument":
+                arguments.append(str(one))
+            elif isinstance(one, bool):
+                options.append(parameter.opts[0] if one else parameter.secondary_opts[0])
+            else:
+                options += [parameter.opts[0], str(one)]
+    return shlex.join(["specsim", *verbs, *arguments, *options])
 
 
 def parse_numbers(option: str, text: str, whole: bool = False) -> list[float]:

@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from specsim.cli import show
-from specsim.cli.inputs import one_of
+from specsim.cli.inputs import check_filled, is_typed, one_of, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import DEVICES, find_device, find_model, roofline_profile, save_profile
+from specsim.hardware.analytic import MAX_CONTEXT, MAX_GAMMA, MAX_HOST_SECONDS
 from specsim.hardware.devices import BANDWIDTH_EFFICIENCY, FLOPS_EFFICIENCY, KERNEL_SECONDS, RESERVE_BYTES
 from specsim.hardware.model_shape import BYTES, PRESETS, Dtype
+from specsim.hardware.roofline import LEAST_SHARE
 from specsim.types import SpecsimError
 
 TOKENS = (1, 8, 32, 128, 512, 2048)
 
 
 def roofline(
+    call: typer.Context,
     model: Annotated[str, typer.Option("--model", help=f"config.json, or {', '.join(PRESETS)}.")],
     device: Annotated[str, typer.Option("--device", help=f"{', '.join(DEVICES)}, or a JSON file of a GPU's ratings.")],
     out: Annotated[Path, typer.Option("--out", help="Where the profile goes (JSON).")],
-    tp: Annotated[int, typer.Option("--tp", help="GPUs that split each layer.", min=1)] = 1,
+    tp: Annotated[int, typer.Option("--tp", help="GPUs that split each layer.", min=1, max=1024)] = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="Format of the weights: bf16 or fp8.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="Format of the KV cache: bf16 or fp8.")] = "bf16",
     efficiency: Annotated[
         str, typer.Option("--efficiency", help="Shares of rated FLOP/s and of bandwidth that kernels reach.")
     ] = f"{FLOPS_EFFICIENCY:g},{BANDWIDTH_EFFICIENCY:g}",
     kernel_us: Annotated[
-        float, typer.Option("--kernel-us", help="µs a kernel costs besides (with CUDA graphs; more without).", min=0)
+        float,
+        typer.Option("--kernel-us", help="µs a kernel costs besides (with CUDA graphs; more without).", min=0, max=1e4),
     ] = KERNEL_SECONDS * 1e6,
-    host_ms: Annotated[float, typer.Option("--host-ms", help="The engine's own ms between forwards.", min=0)] = 0.0,
+    host_ms: Annotated[
+        float,
+        typer.Option("--host-ms", help="The engine's own ms between forwards.", min=0, max=MAX_HOST_SECONDS * 1e3),
+    ] = 0.0,
     utilisation: Annotated[
         float, typer.Option("--utilisation", help="Share of the memory that the engine may use.", min=0.01, max=1)
     ] = 0.9,
     reserve_gib: Annotated[
-        float, typer.Option("--reserve-gib", help="GiB a GPU that are neither weights nor KV.", min=0)
+        float, typer.Option("--reserve-gib", help="GiB a GPU that are neither weights nor KV.", min=0, max=1024)
     ] = RESERVE_BYTES / 2**30,
     draft_layers: Annotated[
         int, typer.Option("--draft-layers", help="Price a drafter of so many of the model's layers (0: none).", min=0)
     ] = 0,
-    gamma: Annotated[int, typer.Option("--gamma", help="Block length of a parallel drafter.", min=1)] = 7,
+    gamma: Annotated[
+        int, typer.Option("--gamma", help="Block length of a parallel drafter.", min=1, max=MAX_GAMMA)
+    ] = 7,
     draft_type: Annotated[
         str, typer.Option("--draft-type", help="parallel (a block in one forward) or autoregressive (γ forwards).")
     ] = "parallel",
-    context: Annotated[int, typer.Option("--context", help="KV tokens a sequence while drafting.", min=0)] = 1024,
+    context: Annotated[
+        int, typer.Option("--context", help="KV tokens a sequence while drafting.", min=0, max=MAX_CONTEXT)
+    ] = 1024,
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: from the rest).")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")] = None,
 ) -> None:
@@ -65,6 +74,7 @@ def roofline(
     """
     from specsim import __version__
 
+    check_filled(name=name)
     inputs = {"--model": _path(model), "--device": _path(device)}
     check_apart({"--out": out, "--json": json}, inputs)
     check_output("--out", out)
@@ -73,6 +83,11 @@ def roofline(
     one_of("--dtype", dtype, tuple(BYTES))
     one_of("--kv-dtype", kv_dtype, tuple(BYTES))
     one_of("--draft-type", draft_type, ("parallel", "autoregressive"))
+    for option in ("gamma", "draft_type"):
+        if not draft_layers and is_typed(call, option):
+            raise SpecsimError(f"--{option.replace('_', '-')}: has no meaning without --draft-layers")
+    if draft_type == "autoregressive" and is_typed(call, "gamma"):
+        raise SpecsimError("--gamma: has no meaning with --draft-type autoregressive, whose cost is by forward")
     profile = roofline_profile(
         find_model(model),
         find_device(device),
@@ -87,7 +102,7 @@ def roofline(
         context=context,
         host_seconds=host_ms * 1e-3,
         name=name,
-        command=shlex.join(["specsim", *sys.argv[1:]]),
+        command=typed_command(call),
         version=__version__,
         flops_efficiency=shares[0],
         bandwidth_efficiency=shares[1],
@@ -119,6 +134,6 @@ def _shares(text: str) -> list[float]:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
         shares = []
-    if len(shares) not in (1, 2) or not all(0 < share <= 1 for share in shares):
-        raise SpecsimError(f"--efficiency: expected one or two shares above 0, up to 1, such as 0.8,0.8, got {text!r}")
+    if len(shares) not in (1, 2) or not all(LEAST_SHARE <= share <= 1 for share in shares):
+        raise SpecsimError(f"--efficiency: expected one or two shares, {LEAST_SHARE:g} to 1, as 0.8,0.8, got {text!r}")
     return shares if len(shares) == 2 else shares * 2

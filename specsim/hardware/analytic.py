@@ -12,10 +12,15 @@ from specsim.hardware.model_shape import Dtype, ModelShape, kv_bytes_on_gpu
 from specsim.hardware.profile import SCHEMA, Profile, Provenance
 from specsim.hardware.roofline import Roofline
 from specsim.hardware.shape import Shape
-from specsim.hardware.tables import DraftCost
+from specsim.hardware.tables import UNBOUNDED, DraftCost
 from specsim.types import SpecsimError
 
 DRAFT_SEQS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MAX_GAMMA = 64
+"""The longest block, as in traces."""
+MAX_CONTEXT = 10_000_000
+MAX_HOST_SECONDS = 10.0
+"""Beyond what any model reads, and what any engine takes for a step: they only catch slips."""
 
 
 def make_roofline(model: ModelShape, device: Device, **fields: object) -> Roofline:
@@ -31,7 +36,10 @@ def parallel_draft(target: Roofline, layers: int, gamma: int, context: int) -> D
 
     ``layers`` layers and the target's head see γ tokens a sequence at once, each sequence with ``context``
     tokens of KV. Left out: the projection of the target's hidden states, and a Markov or confidence head.
+    Raises SpecsimError for a ``gamma`` that no trace has.
     """
+    if not 1 <= gamma <= MAX_GAMMA:
+        raise SpecsimError(f"gamma: expected 1 to {MAX_GAMMA} draft tokens in a block, got {gamma}")
     model = target.model.cut(layers)
     surface = target.model_copy(update={"model": model}).surface(DRAFT_SEQS[-1] * gamma, DRAFT_SEQS[-1], False)
     seconds = [float(surface.curve(Shape(n, n * context), n * (gamma - 1))[-1]) for n in DRAFT_SEQS]
@@ -51,18 +59,18 @@ def kv_capacity(
 ) -> int:
     """KV tokens that fit: memory × ``utilisation``, less weights and ``reserve_bytes`` on each GPU.
 
-    Raises SpecsimError where the weights leave no room.
+    At most as many as a profile can tell. Raises SpecsimError where the weights leave no room.
     """
     room = device.memory_bytes * utilisation - reserve_bytes - model.weight_bytes(weights) / tp
-    tokens = int(room / kv_bytes_on_gpu(model, kv, tp))
-    if tokens < 1:
+    tokens = room / kv_bytes_on_gpu(model, kv, tp)
+    if not tokens >= 1:
         needed = (model.weight_bytes(weights) / tp + reserve_bytes) / 2**30
         raise SpecsimError(
             f"memory: {needed:.1f} GiB a GPU for {weights} weights of {model.name} at tp {tp} and the reserve leave "
             f"no room for KV in {utilisation:g} of {device.memory_bytes / 2**30:.1f} GiB ({device.name}); "
             "expected a larger tp, a larger GPU or fp8"
         )
-    return tokens
+    return int(min(tokens, UNBOUNDED))
 
 
 def roofline_profile(
@@ -75,7 +83,7 @@ def roofline_profile(
     utilisation: float = 0.9,
     reserve_bytes: float = RESERVE_BYTES,
     draft_layers: int = 0,
-    gamma: int = 0,
+    gamma: int = 7,
     draft_type: Literal["parallel", "autoregressive"] = "parallel",
     context: int = 1024,
     host_seconds: float = 0.0,
@@ -88,8 +96,15 @@ def roofline_profile(
 
     ``efficiency``: flops_efficiency, bandwidth_efficiency and kernel_seconds of Roofline. With ``draft_layers``
     a drafter of so many of the model's layers is priced too, at ``context`` KV tokens a sequence. The notes
-    hold every assumption. Raises SpecsimError where model, device and tp do not fit together.
+    hold every assumption. Raises SpecsimError where model, device and tp do not fit together, or a number is
+    out of its range.
     """
+    if not 0 <= draft_layers <= model.layers:
+        raise SpecsimError(f"draft_layers: expected 0 to the {model.layers} layers of {model.name}, got {draft_layers}")
+    if not 0 <= context <= MAX_CONTEXT:
+        raise SpecsimError(f"context: expected 0 to {MAX_CONTEXT:,} KV tokens a sequence, got {context}")
+    if not 0 <= host_seconds <= MAX_HOST_SECONDS:
+        raise SpecsimError(f"host_seconds: expected 0 to {MAX_HOST_SECONDS:g} s, got {host_seconds}")
     verify = make_roofline(model, device, tp=tp, weights=weights, kv=kv, **efficiency)
     per_token = kv_bytes_on_gpu(model, kv, tp) * tp
     notes = [

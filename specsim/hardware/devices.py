@@ -12,7 +12,8 @@ from specsim.files import read_json
 from specsim.hardware.shape import Part
 from specsim.types import SpecsimError
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1, le=1e18)]
+"""No device is rated outside these; inside them every price is a finite number."""
 
 FLOPS_EFFICIENCY = 0.8
 """Share of the rated FLOP/s that large GEMMs reach. Measured at 1,024 and 2,048 tokens: H200 0.74 to 0.87
@@ -50,7 +51,7 @@ class Device(Part):
     bandwidth: Rate
     memory_bytes: Rate
     link_bandwidth: Rate
-    link_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = NVLINK_SECONDS
+    link_seconds: Annotated[float, Field(ge=0, le=1)] = NVLINK_SECONDS
     source: str = Field(min_length=1)
 
 
@@ -100,7 +101,7 @@ def find_device(device: str) -> Device:
     """The device of this name, or the one that a JSON file of Device's fields describes."""
     if found := DEVICES.get("".join(c for c in device.lower() if c not in " -_")):
         return found
-    if Path(device).suffix == ".json" or Path(device).exists():
+    if Path(device).suffix == ".json" or Path(device).is_file():
         return read_json(device, Device)
     near = difflib.get_close_matches(device.lower(), DEVICES, 1)
     hint = f", did you mean {near[0]}?" if near else ""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)  # fmt: skip
 
 from specsim.files import first_error, read_json
 from specsim.hardware.shape import Part
@@ -18,6 +25,7 @@ Width = Annotated[int, Field(ge=1, le=1 << 24)]
 Some = Annotated[int, Field(ge=0, le=1 << 24)]
 Dtype = Literal["bf16", "fp8"]
 BYTES: dict[Dtype, int] = {"bf16": 2, "fp8": 1}
+MAX_POSITION = 32768
 
 
 class ModelShape(Part):
@@ -26,7 +34,8 @@ class ModelShape(Part):
     ``hidden`` is the width of the residual stream, ``intermediate`` that of a dense feed-forward (0: no layer
     has one). Of ``layers``, ``moe_layers`` have ``experts`` of width ``expert_intermediate`` instead, of which
     a token takes ``experts_per_token``, beside shared ones of width ``shared_intermediate`` in all. ``tied``:
-    embedding and head are one matrix.
+    embedding and head are one matrix. ``qk_norm``: the heads of queries and keys are normed; ``max_position``:
+    the longest sequence in tokens. These two matter to ``specsim measure`` alone, so a file may lack them.
     """
 
     name: str = Field(min_length=1)
@@ -43,6 +52,14 @@ class ModelShape(Part):
     experts_per_token: Some = 0
     expert_intermediate: Some = 0
     shared_intermediate: Some = 0
+    qk_norm: bool = False
+    max_position: Width = MAX_POSITION
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What only a measurement needs is left out of the file where it is as usual."""
+        usual = {"qk_norm": False, "max_position": MAX_POSITION}
+        return {key: value for key, value in write(self).items() if key not in usual or value != usual[key]}
 
     @model_validator(mode="after")
     def _check(self) -> ModelShape:
@@ -78,9 +95,9 @@ class ModelShape(Part):
         """Bytes of all weights; embedding and head stay bf16, as in published FP8 checkpoints."""
         return self.layer_parameters * BYTES[dtype] + (self.parameters - self.layer_parameters) * BYTES["bf16"]
 
-    def kv_bytes_per_token(self, dtype: Dtype = "bf16") -> int:
-        """Bytes of KV cache that one token takes in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[dtype]
+    def kv_bytes_per_token(self, width: int = 2) -> int:
+        """Bytes of KV cache that one token takes in all layers, with numbers of ``width`` bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * width
 
     def cut(self, layers: int) -> ModelShape:
         """The same widths in ``layers`` layers, dense ones where the model has any: a drafter's backbone."""
@@ -98,14 +115,14 @@ class ModelShape(Part):
 def _qwen3(name: str, hidden: int, layers: int, heads: int, intermediate: int, tied: bool = False) -> ModelShape:
     return ModelShape(
         name=name, hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_dim=128, intermediate=intermediate,
-        vocab=151936, tied=tied,
+        vocab=151936, tied=tied, qk_norm=True, max_position=40960,
     )  # fmt: skip
 
 
 def _llama3(name: str, hidden: int, layers: int, heads: int, intermediate: int) -> ModelShape:
     return ModelShape(
         name=name, hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_dim=128, intermediate=intermediate,
-        vocab=128256,
+        vocab=128256, max_position=131072,
     )  # fmt: skip
 
 
@@ -113,10 +130,12 @@ def _qwen3_moe(name: str, hidden: int, layers: int, heads: int, kv_heads: int, e
     return ModelShape(
         name=name, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=128, intermediate=0,
         vocab=151936, moe_layers=layers, experts=128, experts_per_token=8, expert_intermediate=expert,
+        qk_norm=True, max_position=40960,
     )  # fmt: skip
 
 
-# From each model's public config.json (Qwen/Qwen3-*, meta-llama/Llama-3.1-*, mistralai/Mixtral-8x7B-v0.1).
+# From each model's public config.json (Qwen/Qwen3-*, meta-llama/Llama-3.1-*, mistralai/Mixtral-8x7B-v0.1,
+# HuggingFaceTB/SmolLM2-135M).
 PRESETS = {
     shape.name: shape
     for shape in (
@@ -132,11 +151,17 @@ PRESETS = {
             name="mixtral-8x7b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=0,
             vocab=32000, moe_layers=32, experts=8, experts_per_token=2, expert_intermediate=14336,
         ),
+        ModelShape(
+            name="smollm2-135m", hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, intermediate=1536,
+            vocab=49152, tied=True, max_position=8192,
+        ),
     )
 }  # fmt: skip
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
+QK_NORM = ("qwen3", "qwen3_moe")
 MOE = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 UNLIKE = {
     "kv_lora_rank": "latent attention (MLA)",
     "text_config": "a multimodal model",
@@ -173,6 +198,7 @@ class _Config(BaseModel):
     decoder_sparse_step: Width = 1
     first_k_dense_replace: Some = 0
     mlp_only_layers: list[int] | None = None
+    max_position_embeddings: Width = MAX_POSITION
 
 
 def find_model(model: str) -> ModelShape:
@@ -181,32 +207,18 @@ def find_model(model: str) -> ModelShape:
     Raises SpecsimError for an unknown name, a missing field, and a model that the shape does not describe
     (latent attention, sliding windows, hybrids, several modalities).
     """
-    return PRESETS.get(model.lower()) or read_model(config_path(model, PRESETS))
-
-
-def config_path(model: str, presets: Collection[str]) -> Path:
-    """The config.json that ``model``, a file or a folder, names; SpecsimError where it may have meant a preset."""
+    if preset := PRESETS.get(model.lower()):
+        return preset
     path = Path(model)
     if path.is_dir():
         path /= "config.json"
+        if not path.exists():
+            raise SpecsimError(f"--model: the folder {model!r} holds no config.json")
     if not path.exists() and path.suffix != ".json":
-        near = difflib.get_close_matches(model.lower(), presets, 1)
+        near = difflib.get_close_matches(model.lower(), PRESETS, 1)
         hint = f", did you mean {near[0]}?" if near else ""
-        raise SpecsimError(f"--model: {model!r}: expected one of {', '.join(presets)} or a config.json{hint}")
-    return path
-
-
-def head_width(path: Path, hidden: int, heads: int) -> int:
-    """The width of a head where a config.json does not give it; SpecsimError unless the heads divide ``hidden``."""
-    if heads < 1 or hidden % heads:
-        raise SpecsimError(f"{path}: num_attention_heads: expected a divisor of {hidden}, got {heads}")
-    return hidden // heads
-
-
-def short_name(path: Path, given: object) -> str:
-    """A model's short name: its config's own, or the folder's, or the file's."""
-    own = str(given or "").rstrip("/").rpartition("/")[2]
-    return own or (path.absolute().parent.name if path.name == "config.json" else path.stem)
+        raise SpecsimError(f"--model: {model!r}: expected one of {', '.join(PRESETS)} or a config.json{hint}")
+    return read_model(path)
 
 
 def read_model(path: Path) -> ModelShape:
@@ -214,25 +226,33 @@ def read_model(path: Path) -> ModelShape:
     config = read_json(path, _Config)
     more = config.model_extra or {}
     _refuse_unlike(path, config, more)
-    heads = config.num_attention_heads
-    head_dim = config.head_dim or head_width(path, config.hidden_size, heads)
-    experts = config.num_experts or config.num_local_experts or config.n_routed_experts or 0
-    moe_layers = _moe_layers(config) if experts and config.model_type in MOE else 0
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    if config.head_dim is None and hidden % heads:
+        raise SpecsimError(f"{path}: num_attention_heads: expected a divisor of {hidden}, got {heads}")
+    own_name = str(more.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    key, experts = next(((key, count) for key in EXPERTS if (count := getattr(config, key))), (EXPERTS[0], 0))
+    if experts > 1 and config.model_type in DENSE:
+        raise SpecsimError(f"{path}: {key}: expected none with model_type {config.model_type!r}, got {experts}")
+    if not experts and config.model_type in MOE:
+        raise SpecsimError(f"{path}: {key}: is missing, expected it with model_type {config.model_type!r}")
+    moe_layers = _moe_layers(config) if config.model_type in MOE else 0
     if moe_layers and config.num_experts_per_tok is None:
         raise SpecsimError(f"{path}: num_experts_per_tok: is missing")
     # Where experts have no width of their own in the file, intermediate_size is theirs.
     width = config.moe_intermediate_size or config.intermediate_size
     shared = config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width
     fields: dict[str, Any] = {
-        "name": short_name(path, more.get("_name_or_path")),
-        "hidden": config.hidden_size,
+        "name": own_name or (path.absolute().parent.name if path.name == "config.json" else path.stem),
+        "hidden": hidden,
         "layers": config.num_hidden_layers,
         "heads": heads,
         "kv_heads": config.num_key_value_heads or heads,
-        "head_dim": head_dim,
+        "head_dim": config.head_dim or hidden // heads,
         "intermediate": config.intermediate_size if moe_layers < config.num_hidden_layers else 0,
         "vocab": config.vocab_size,
         "tied": config.tie_word_embeddings,
+        "qk_norm": config.model_type in QK_NORM,
+        "max_position": config.max_position_embeddings,
     }
     if moe_layers:
         fields |= {
@@ -275,4 +295,4 @@ def _moe_layers(config: _Config) -> int:
 
 def kv_bytes_on_gpu(model: ModelShape, dtype: Dtype, tp: int) -> int:
     """KV bytes of a token on each of ``tp`` GPUs; with more GPUs than KV heads, each holds a whole head."""
-    return model.kv_bytes_per_token(dtype) * math.ceil(model.kv_heads / tp) // model.kv_heads
+    return model.kv_bytes_per_token(BYTES[dtype]) * math.ceil(model.kv_heads / tp) // model.kv_heads

@@ -178,7 +178,9 @@ def step_cost(
     draft = draft or profile.draft
     if gamma and draft is None:
         raise SpecsimError(
-            f"profile {profile.name}: draft: expected a draft cost, since a drafter of γ={gamma} runs on it"
+            f"profile {profile.name}: draft: expected a draft cost, since a drafter of γ={gamma} runs on it; "
+            "specsim profile roofline --draft-layers and specsim profile import --draft make one, or write the section "
+            "draft into the profile's JSON"
         )
     return StepCost(
         profile=profile,

@@ -25,7 +25,9 @@ ACTIVATION = BYTES["bf16"]
 SAMPLER_KERNELS = 8
 """LLMServingSim's sampler takes 25 µs for one sequence on an RTX 4090 and on an RTX PRO 6000: eight kernels' worth."""
 
-Share = Annotated[float, Field(gt=0, le=1)]
+LEAST_SHARE = 1e-3
+"""No kernel is so far below the ratings; a smaller share is a slip."""
+Share = Annotated[float, Field(ge=LEAST_SHARE, le=1)]
 
 
 class Roofline(Part):
@@ -51,7 +53,7 @@ class Roofline(Part):
     kv: Dtype = "bf16"
     flops_efficiency: Share = FLOPS_EFFICIENCY
     bandwidth_efficiency: Share = BANDWIDTH_EFFICIENCY
-    kernel_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = KERNEL_SECONDS
+    kernel_seconds: Annotated[float, Field(ge=0, le=1)] = KERNEL_SECONDS
 
     @model_validator(mode="after")
     def _check(self) -> Roofline:

@@ -18,6 +18,13 @@ COLUMNS = (
 )  # fmt: skip
 """Columns that a file may have (the last two are not read), besides ``survival_1`` .. ``survival_γ``."""
 
+MAX_GAMMA, MAX_CONCURRENCY, MAX_LENGTH, MAX_TOKENS = 64, 1e6, 1e7, 1 << 20
+SPEEDS = (1e-3, 1e6)
+"""Tokens/s of a request. Like those above, these only catch slips: nobody serves beyond them."""
+ROUNDING = 0.05
+"""By how much a throughput may exceed requests × interactivity. Figures are read off pictures, and one is a mean
+where the other is a median: vLLM's for DeepSeek-V4-Pro (experiments/dsv4_pro_b300) disagree by up to 3.0 %."""
+
 
 def read_step_rows(path: str | Path) -> list[Row]:
     """Read the loads of a benchmark from a CSV file; lines that start with ``#`` are comments.
@@ -27,7 +34,8 @@ def read_step_rows(path: str | Path) -> list[Row]:
     of one method share an unknown τ; default ``gamma=K``), ``tau``, or ``tau_low`` and ``tau_high``, or
     ``survival_1`` .. (unconditional, by position); ``running`` (requests that decode at a time); mean
     ``prompt_tokens`` and ``output_tokens``; ``role``: fit (default) or check (predicted only).
-    Raises SpecsimError naming file, row (1: the first below the header) and column.
+    Raises SpecsimError naming file, row (1: the first below the header) and column, also where a throughput is
+    more than its requests can read.
     """
     lines = [line for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
     table = csv.DictReader(lines, skipinitialspace=True)
@@ -52,7 +60,7 @@ def read_step_rows(path: str | Path) -> list[Row]:
 
 
 def _row(where: str, cells: dict[str, str]) -> Row:
-    def number(name: str, low: float, *, least: bool = False) -> float | None:
+    def number(name: str, low: float, high: float = math.inf, *, least: bool = False) -> float | None:
         text = cells.get(name, "")
         if not text:
             return None
@@ -60,19 +68,20 @@ def _row(where: str, cells: dict[str, str]) -> Row:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (value >= low if least else value > low) or math.isinf(value):
+        if not (value >= low if least else value > low) or not value <= high or math.isinf(value):
             bound = f"{low:g} or more" if least else f"above {low:g}"
+            bound += f", {high:,.0f} at most" if value > high else ""
             raise SpecsimError(f"{where}: {name}: expected a number {bound}, got {text!r}")
         return value
 
-    gamma, concurrency = number("gamma", 0, least=True), number("concurrency", 0)
+    gamma, concurrency = number("gamma", 0, MAX_GAMMA, least=True), number("concurrency", 0, MAX_CONCURRENCY)
     if gamma is None or gamma != int(gamma):
         raise SpecsimError(
             f"{where}: gamma: expected a whole number of draft tokens, 0 or more, got {cells['gamma']!r}"
         )
     if concurrency is None:
         raise SpecsimError(f"{where}: concurrency: expected a number above 0, got nothing")
-    throughput, interactivity = number("throughput", 0), number("interactivity", 0)
+    throughput, interactivity = number("throughput", 0), number("interactivity", *SPEEDS, least=True)
     if throughput is None and interactivity is None:
         raise SpecsimError(f"{where}: expected a throughput or an interactivity")
     role = cells.get("role") or "fit"
@@ -82,10 +91,11 @@ def _row(where: str, cells: dict[str, str]) -> Row:
     running = number("running", 0)
     if running is not None and running > concurrency:
         raise SpecsimError(f"{where}: running: expected at most the concurrency {concurrency:g}, got {running:g}")
-    prompt, output = number("prompt_tokens", 0, least=True) or 0.0, number("output_tokens", 0) or 0.0
+    prompt = number("prompt_tokens", 0, MAX_LENGTH, least=True) or 0.0
+    output = number("output_tokens", 1, MAX_LENGTH, least=True) or 0.0
     if prompt and not output:
-        raise SpecsimError(f"{where}: output_tokens: expected a number above 0 beside prompt_tokens")
-    return Row(
+        raise SpecsimError(f"{where}: output_tokens: expected a number of 1 or more beside prompt_tokens")
+    row = Row(
         method=cells.get("method") or f"gamma={int(gamma)}",
         gamma=int(gamma),
         concurrency=concurrency,
@@ -98,6 +108,32 @@ def _row(where: str, cells: dict[str, str]) -> Row:
         output_tokens=output,
         check=role == "check",
     )
+    _check(where, row)
+    return row
+
+
+def _check(where: str, row: Row) -> None:
+    """SpecsimError where the numbers of a row cannot be true together."""
+    requests = row.concurrency if row.running is None else row.running
+    if row.throughput is not None and row.interactivity is not None:
+        most = requests * row.interactivity
+        if row.throughput > most * (1 + ROUNDING):
+            raise SpecsimError(
+                f"{where}: throughput, interactivity: {requests:g} requests that read {row.interactivity:g} tokens/s "
+                f"each make at most {most:g}, got a throughput of {row.throughput:g}"
+            )
+    low, high = SPEEDS
+    if not low <= row.speed <= high:
+        raise SpecsimError(
+            f"{where}: throughput: expected {low:g} to {high:,.0f} tokens/s for each of {requests:g} requests, "
+            f"got {row.speed:g}"
+        )
+    tokens = row.tokens(1.0 + row.gamma)
+    if tokens > MAX_TOKENS:
+        raise SpecsimError(
+            f"{where}: concurrency, gamma and prompt_tokens: expected at most {MAX_TOKENS:,} tokens in a step, got "
+            f"{tokens:,.0f}"
+        )
 
 
 def _tau(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsim.measure.shape import ModelShape
+from specsim.hardware import ModelShape
 
 PAGES = (16, 256)
 """Page sizes to try, in tokens: engines use 16, FlashAttention-2 takes multiples of 256."""

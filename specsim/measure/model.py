@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
+from specsim.hardware import ModelShape
 from specsim.measure.attention import Cache, Plan, fill
-from specsim.measure.shape import ModelShape
 
 EPS = 1e-6
 THETA = 10000.0

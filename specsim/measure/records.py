@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from specsim.files import read_text, write_text
-from specsim.hardware import SCHEMA, Profile
+from specsim.hardware import SCHEMA, ModelShape, Profile
 from specsim.hardware.tables import UNBOUNDED
 from specsim.measure import machine
 from specsim.measure.fit import Sum, relative_error
 from specsim.measure.grid import Grid, Point
 from specsim.measure.session import Session, Settings
-from specsim.measure.shape import ModelShape, describe
 from specsim.measure.timing import Measured
 from specsim.types import SpecsimError
 
@@ -171,7 +170,7 @@ def write_log(run: Run, sum_: Sum, path: str | Path, command: str | None = None)
     header = {
         "schema": LOG_SCHEMA,
         "command": command,
-        "model": describe(run.shape),
+        "model": dict(run.shape) | {"parameters": run.shape.parameters},
         "grid": asdict(run.grid),
         "settings": asdict(run.settings),
         "device": run.device,

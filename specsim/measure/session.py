@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specsim.hardware import ModelShape
 from specsim.measure import machine
 from specsim.measure.attention import Lengths, cache_tokens, make_cache
 from specsim.measure.drafting import FOLDED, DraftBatch, draft_block, draft_chain, make_draft_weights
 from specsim.measure.grid import Grid, Point, check_contexts, context_lengths, longest, query_lengths
 from specsim.measure.model import Batch, Decoder, Fused, Weights, add_norm, make_fused, make_weights
-from specsim.measure.shape import ModelShape
 from specsim.measure.timing import Measured, Runner, take
 from specsim.types import SpecsimError
 
@@ -119,7 +119,7 @@ class _Bench:
         drafts = s.drafter != "none"
         wide = FOLDED * (grid.gamma + 1) if s.drafter == "parallel" else 1
         states = grid.max_seqs * wide * shape.hidden if drafts else 0
-        extra = (s.draft_layers * shape.layer_parameters + 2 * shape.vocab * s.rank if drafts else 0) + states
+        extra = (shape.cut(s.draft_layers).layer_parameters + 2 * shape.vocab * s.rank if drafts else 0) + states
         weights = (shape.parameters + extra) * like.element_size()
         kv = _cache_size(shape, points, grid.gamma, like, weights, device)
         generator = torch.Generator(device).manual_seed(
