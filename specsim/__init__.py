@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specsim.acceptance import Drafter, Synthetic, load_drafter, load_trace, synthetic
+from specsim.acceptance import Drafter, load_drafter, load_trace, synthetic
 from specsim.blocktrace import Trace, TraceMeta, make_trace, read_trace, write_trace
 from specsim.engine import Policy, Scenario, simulate
 from specsim.hardware import (
@@ -38,6 +38,7 @@ from specsim.schedulers import (
     top_k,
 )
 from specsim.sweep import sweep
+from specsim.synthesis import Synthetic
 from specsim.types import SLO, Requests, Result, SpecsimError
 from specsim.views import StepView
 from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp

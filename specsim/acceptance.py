@@ -1,4 +1,4 @@
-"""What a drafter's blocks look like: synthetic generation, replay, and the Drafter.
+"""What a drafter's blocks look like to a run: the tape they are read from, and the Drafter.
 
 A run reads blocks from a :class:`Tape`: rows laid end to end, domain by domain. Simulated request i
 starts at a row of its domain drawn from the acceptance stream keyed by i, and after a cycle that
@@ -12,84 +12,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from specsim import calibration
-from specsim.blocktrace import TOTAL, Trace, read_trace
+from specsim.blocktrace import Trace, read_trace
 from specsim.files import first_error, read_json, read_start
 from specsim.hardware import DraftCost, Provenance
+from specsim.synthesis import Domain, Synthetic, generate
 from specsim.types import SpecsimError, stream
 
 TAPE_ROWS = 1 << 16
 """Positions a domain that a synthetic tape holds: τ is off by about 0.2 % at one seed."""
 
-Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-
-
-class Domain(BaseModel):
-    """How blocks of one domain are accepted.
-
-    ``conditional_acceptance`` [γ]: mean chance that position k survives given that 1..k-1 did.
-    The chance itself varies from block to block as Beta(mean, ``concentration`` = a + b); null: no
-    spread. A drafter's head reports it with its logit times ``overconfidence`` (1: calibrated).
-    ``block_correlation`` ties the positions of a block (0: independent, 1: one shared score) and
-    ``autocorrelation`` the blocks at adjacent positions of a request (lag 1), both as correlations
-    of the Gaussian score behind the Beta (a Gaussian copula). With tied positions the survivors
-    are the easier blocks, and acceptance given survival lies above ``conditional_acceptance``.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    conditional_acceptance: tuple[Probability, ...] = Field(min_length=1)
-    concentration: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    overconfidence: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    block_correlation: Probability = 0.0
-    autocorrelation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-
-class Synthetic(BaseModel):
-    """A synthetic trace: parameters, not rows (``traces/*.json``).
-
-    ``domains`` maps a name to its Domain; the name ``*`` serves requests of any domain.
-    ``confidence_source`` says what a scheduler sees: head (each block's own chance), position_mean
-    (the mean of the position, no information about the block) or none.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    schema_: Literal["specsim.synthetic/1"] = Field(alias="schema", default="specsim.synthetic/1")
-    kind: Literal["synthetic"] = "synthetic"
-    drafter: str
-    target: str
-    gamma: Annotated[int, Field(ge=1, le=64)]
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    confidence_source: Literal["head", "position_mean", "none"] = "head"
-    sts: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    domains: dict[str, Domain] = Field(min_length=1)
-    provenance: Provenance
-
-    @model_validator(mode="after")
-    def _check(self) -> Synthetic:
-        if TOTAL in self.domains:
-            raise ValueError(f"domains: {TOTAL!r} is the name of the total, expected another")
-        for name, domain in self.domains.items():
-            if len(domain.conditional_acceptance) != self.gamma:
-                raise ValueError(
-                    f"domains.{name}.conditional_acceptance: expected gamma = {self.gamma} numbers, "
-                    f"got {len(domain.conditional_acceptance)}"
-                )
-        if self.sts is not None and len(self.sts) != self.gamma:
-            raise ValueError(f"sts: expected gamma = {self.gamma} temperatures, got {len(self.sts)}")
-        return self
+By = Literal["context", "position"]
+WHAT: dict[By, str] = {"context": "context", "position": "answer"}
 
 
 @dataclass(frozen=True)
 class Tape:
-    """The blocks that a run reads, [n] rows; domain d holds rows ``first[d]`` .. ``first[d] + size[d]`` - 1.
+    """The blocks that a run reads, [n] rows; part p holds rows ``first[p]`` .. ``first[p] + size[p]`` - 1.
+
+    A domain has one part, or, where acceptance changes along the way, one before the first of ``edges`` and one
+    from each of them on: tokens of context (prompt and answer), or of the answer alone where ``by`` is position.
 
     ``confidence`` and ``survival`` are float32 [n, γ], calibrated where the trace has temperatures
     (None: the drafter gives no confidence); ``accepted`` int64 [n]; ``proposed`` int64 [n], or None
@@ -105,6 +53,14 @@ class Tape:
     first: NDArray[np.int64]
     size: NDArray[np.int64]
     by_cycle: bool = False
+    by: By = "context"
+    edges: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts: each domain's, with the tokens that it begins at."""
+        later = [f" from {edge:,} tokens of {WHAT[self.by]}" for edge in self.edges]
+        return [name + where for name in self.domains for where in ("", *later)]
 
     def __post_init__(self) -> None:
         for array in (self.confidence, self.survival, self.accepted, self.proposed):
@@ -118,6 +74,9 @@ class Drafter:
 
     ``gamma``: its block length, at most the trace's. ``cost=None`` takes the profile's ``draft``.
     ``weight_bytes`` and ``kv_bytes_per_token`` take memory from the KV pool. ``name`` labels results.
+    ``edges``: tokens of context (prompt and answer), or ``by`` position in the answer alone, between which a
+    recorded trace's rows serve requests that have come as far; synthetic traces have their own. Without, a
+    request reads its domain from anywhere.
     """
 
     acceptance: Trace | Synthetic
@@ -126,8 +85,18 @@ class Drafter:
     weight_bytes: float = 0.0
     kv_bytes_per_token: float = 0.0
     name: str = ""
+    by: By = "context"
+    edges: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.by not in WHAT:
+            raise SpecsimError(f"drafter {self.name!r}: by: expected context or position, got {self.by!r}")
+        if any(not isinstance(e, int) or e < 1 for e in self.edges) or list(self.edges) != sorted(set(self.edges)):
+            raise SpecsimError(f"drafter {self.name!r}: edges: expected increasing tokens, got {list(self.edges)}")
+        if self.edges and isinstance(self.acceptance, Synthetic):
+            raise SpecsimError(f"drafter {self.name!r}: edges: a synthetic trace has its own, expected none")
+        if self.edges and self.by == "context" and getattr(self.acceptance, "prompt_tokens", None) is None:
+            raise SpecsimError(f"drafter {self.name!r}: by context: expected a trace that has prompt_tokens")
         most = self.acceptance.gamma
         if not 1 <= self.gamma <= most:
             raise SpecsimError(
@@ -150,7 +119,7 @@ class Drafter:
         """The blocks that a run of ``seed`` reads, cut to this drafter's γ."""
         if isinstance(self.acceptance, Synthetic):
             return _synthetic_tape(self.acceptance.model_dump_json(by_alias=True), self.gamma, seed, calibrated)
-        return trace_tape(self.acceptance, self.gamma, calibrated)
+        return trace_tape(self.acceptance, self.gamma, calibrated, self.by, self.edges)
 
 
 def load_drafter(
@@ -204,23 +173,43 @@ def synthetic(
     return Drafter(trace, length if gamma is None else gamma, name=name)
 
 
-def trace_tape(trace: Trace, gamma: int, calibrated: bool = True) -> Tape:
-    """The rows of a recorded trace as a tape, cut to blocks of ``gamma``."""
-    size = np.bincount(trace.domain, minlength=len(trace.domains))
+def trace_tape(
+    trace: Trace, gamma: int, calibrated: bool = True, by: By = "context", edges: tuple[int, ...] = ()
+) -> Tape:
+    """The rows of a recorded trace as a tape, cut to blocks of ``gamma``, in parts between the ``edges``.
+
+    A part that no row falls in is the nearest one of its domain that has some, the earlier of two.
+    """
+    part, rows = trace.domain * (len(edges) + 1), np.arange(len(trace))
+    if edges:
+        before = trace.prompt_tokens if by == "context" and trace.prompt_tokens is not None else 0
+        part = part + np.searchsorted(edges, trace.position + before, side="right")
+        rows = np.argsort(part, kind="stable")
+    size = np.bincount(part, minlength=len(trace.domains) * (len(edges) + 1))
+    first = np.cumsum(size) - size
+    there = np.flatnonzero(size)
+    for p in np.flatnonzero(size == 0).tolist():
+        mine = there[there // (len(edges) + 1) == p // (len(edges) + 1)]
+        if len(mine):  # a domain may have no rows at all
+            near = mine[np.abs(mine - p).argmin()]
+            first[p], size[p] = first[near], size[near]
     confidence = trace.confidence
     if confidence is not None and calibrated and trace.meta.sts is not None:
         confidence = calibration.apply_sts(confidence, np.array(trace.meta.sts))
+    confidence = None if confidence is None else confidence[rows, :gamma]
     full = bool((trace.proposed >= gamma).all())
     return Tape(
         gamma=gamma,
-        confidence=None if confidence is None else confidence[:, :gamma],
-        survival=None if confidence is None else np.cumprod(confidence[:, :gamma], axis=1),
-        accepted=np.minimum(trace.accepted, gamma),
-        proposed=None if full else np.minimum(trace.proposed, gamma),
+        confidence=confidence,
+        survival=None if confidence is None else np.cumprod(confidence, axis=1),
+        accepted=np.minimum(trace.accepted, gamma)[rows],
+        proposed=None if full else np.minimum(trace.proposed, gamma)[rows],
         domains=trace.domains,
-        first=np.cumsum(size) - size,
+        first=first,
         size=size,
         by_cycle=trace.meta.kind == "sequential",
+        by=by,
+        edges=edges,
     )
 
 
@@ -229,13 +218,14 @@ def _synthetic_tape(parameters: str, gamma: int, seed: int, calibrated: bool) ->
     trace = Synthetic.model_validate_json(parameters)
     rng = stream(seed, "blocks")
     # Whole blocks are drawn and then cut, so that drafters of different γ share their positions.
-    parts = [generate(domain, TAPE_ROWS, rng) for domain in trace.domains.values()]
+    variants = [variant for domain in trace.domains.values() for variant in domain.variants]
+    parts = [generate(variant, TAPE_ROWS, rng) for variant in variants]
     accepted = np.concatenate([a for _, a in parts])
     confidence = None
     if trace.confidence_source == "head":
         confidence = np.concatenate([c for c, _ in parts])
     elif trace.confidence_source == "position_mean":
-        means = np.array([d.conditional_acceptance for d in trace.domains.values()], dtype=np.float32)
+        means = np.array([variant.conditional_acceptance for variant in variants], dtype=np.float32)
         confidence = np.repeat(means, TAPE_ROWS, axis=0)
     if confidence is not None:
         if calibrated and trace.sts is not None:
@@ -251,62 +241,6 @@ def _synthetic_tape(parameters: str, gamma: int, seed: int, calibrated: bool) ->
         domains=tuple(trace.domains),
         first=np.cumsum(size) - size,
         size=size,
+        by=trace.by,
+        edges=trace.edges,
     )
-
-
-def generate(domain: Domain, rows: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Draw ``rows`` consecutive blocks: reported confidence [rows, γ] and accepted [rows]."""
-    gamma = len(domain.conditional_acceptance)
-    if domain.concentration is None:
-        chance = np.tile(np.array(domain.conditional_acceptance), (rows, 1))
-    else:
-        score = _scores(domain, rows, gamma, rng)
-        chance = np.empty((rows, gamma))
-        for k, mean in enumerate(domain.conditional_acceptance):
-            chance[:, k] = _beta_quantile(score[:, k], mean, domain.concentration)
-    # One uniform a block: position k survives where it lies below the product of the chances.
-    accepted = (np.cumprod(chance, axis=1) > rng.random(rows)[:, None]).sum(axis=1)
-    reported = chance
-    if domain.overconfidence != 1.0:
-        reported = calibration.apply_sts(chance, np.full(gamma, 1.0 / domain.overconfidence))
-    return reported.astype(np.float32), accepted
-
-
-def _scores(domain: Domain, rows: int, gamma: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Standard normal scores [rows, γ] with the domain's correlations."""
-    shared, lag = domain.block_correlation, domain.autocorrelation
-    if shared == 0 and lag == 0:
-        from scipy.special import ndtri
-
-        return np.asarray(ndtri(rng.random((rows, gamma))), dtype=np.float64)
-    normal = np.sqrt(1 - shared) * rng.standard_normal((rows, gamma))
-    normal += np.sqrt(shared) * rng.standard_normal((rows, 1))
-    if lag > 0:
-        from scipy.signal import lfilter
-
-        normal[1:] *= np.sqrt(1 - lag * lag)  # keeps the variance at 1 from the first row on
-        normal = lfilter([1.0], [1.0, -lag], normal, axis=0)
-    return np.asarray(normal, dtype=np.float64)
-
-
-def _beta_quantile(score: NDArray[np.float64], mean: float, concentration: float) -> NDArray[np.float64]:
-    """The quantile of Beta(mean · concentration, (1 − mean) · concentration) at each standard normal ``score``."""
-    if mean in (0.0, 1.0):
-        return np.full_like(score, mean)
-    table = _beta_table(mean, concentration)
-    at = (np.clip(score, -_FAR, _FAR) + _FAR) * ((len(table) - 1) / (2 * _FAR))
-    low = np.minimum(at.astype(np.int64), len(table) - 2)
-    share = at - low
-    return np.asarray((1 - share) * table[low] + share * table[low + 1])
-
-
-_FAR = 6.0  # standard deviations that the table below covers
-
-
-@lru_cache(maxsize=256)
-def _beta_table(mean: float, concentration: float) -> NDArray[np.float64]:
-    """Quantiles at evenly spaced scores: evenly spaced probabilities would blur the tails."""
-    from scipy.special import betaincinv, ndtr
-
-    grid = ndtr(np.linspace(-_FAR, _FAR, 4097))
-    return np.asarray(betaincinv(mean * concentration, (1 - mean) * concentration, grid), dtype=np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Batch:
         self.n = self.kv_total = self.cycle = 0
         self.slack = 0  # each request may read at least this many more rows before its part of the tape ends
         self._parts = list(zip(tape.first.tolist(), tape.size.tolist(), strict=True)) if tape else []
+        self._edges = tape.edges if tape else ()
         self._bind()
 
     def rows(self, n: int) -> NDArray[np.int64]:
@@ -78,9 +80,7 @@ class Batch:
             kv = ledger.prompt_tokens[request] + emitted - 1
             base = end = 0
             if tape is not None:
-                first, size = self._parts[ledger.part[request]]
-                read = ledger.cycles[request] if tape.by_cycle else emitted - 1
-                base, end = first + (ledger.offset[request] + read) % size, first + size
+                base, end = self._place(request, emitted, ledger.cycles[request])
                 self.slack = min(self.slack, end - base) if self.n else end - base
             self.state[:, self.n] = (request, base, ledger.output_tokens[request] - emitted, 0, kv, self.cycle, 0, end)
             self.kv_total += kv
@@ -112,16 +112,34 @@ class Batch:
         codes = [self.ledger.domain[request] for request in self.ids.tolist()]
         return np.bincount(codes, weights=self.tokens, minlength=domains).astype(np.int64)
 
+    def _place(self, request: int, emitted: int, cycles: int) -> tuple[int, int]:
+        """The tape row of a request's next block, and the row at which it must be placed anew."""
+        tape, ledger = self.tape, self.ledger
+        assert tape is not None
+        part, to_edge = ledger.part[request], 1 << 62
+        if self._edges:
+            at = emitted - 1 + (ledger.prompt_tokens[request] if tape.by == "context" else 0)
+            passed = bisect_right(self._edges, at)
+            part = part * (len(self._edges) + 1) + passed
+            if passed < len(self._edges):
+                to_edge = self._edges[passed] - at
+        first, size = self._parts[part]
+        row = first + (int(ledger.place[request] * size) + (cycles if tape.by_cycle else emitted - 1)) % size
+        return row, min(first + size, row + to_edge)
+
     def _wrap(self) -> None:
-        """Send requests that have read to the end of their part of the tape back to its start."""
+        """Send requests that have read to the end of their part of the tape back to its start, or on to the next."""
         if self.tape is None or not self.n:
             return
         rows, end = self.rows(self.n), self.state[_END, : self.n]
-        parts = [self.ledger.part[request] for request in self.ids.tolist()]
-        size = self.tape.size[parts]
-        inside = end - size + (rows - end) % size  # a block may be longer than the whole part
-        self.base -= rows - inside
-        self.slack = int((end - inside).min())
+        for i in np.flatnonzero(rows >= end).tolist():
+            request = int(self.ids[i])
+            emitted = self.ledger.emitted[request] + int(self.tokens[i])
+            cycles = self.ledger.cycles[request] + self.cycle - int(self.state[_JOINED, i])
+            row, end[i] = self._place(request, emitted, cycles)
+            self.base[i] += row - rows[i]
+            rows[i] = row
+        self.slack = int((end - rows).min())
 
     def _bind(self) -> None:
         """Name the rows of the state after its width changed."""

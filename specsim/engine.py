@@ -225,13 +225,11 @@ class _Run:
             edges = np.cumsum(np.array(list(mix.values())) / sum(mix.values()))
             codes = np.searchsorted(edges[:-1], self.domain_draws.random(n), side="right")
         self.domains = names
-        part, offset = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        draws = self.offsets.random(n)
+        part, place = np.zeros(n, dtype=np.int64), self.offsets.random(n)
         if self.scenario.drafter is not None:  # checked under NoSpec too: a comparison fails as a whole
             parts = _parts(self.scenario.drafter.domains, names)
         if self.tape is not None:
             part = parts[codes]
-            offset = (draws * self.tape.size[part]).astype(np.int64)
         most = self.limits.kv_blocks * self.limits.block_size
         gamma = self.tape.gamma if self.tape else 0
         too_long = np.flatnonzero(prompt + output + gamma > most)
@@ -241,7 +239,7 @@ class _Run:
                 f"request {self.ledger.known + i}: {prompt[i]} prompt + {output[i]} output + γ {gamma} tokens can "
                 f"never fit in the KV cache of {most} tokens (profile {self.scenario.profile.name}, kv_tokens)"
             )
-        self.ledger.extend(prompt, output, codes, part, offset)
+        self.ledger.extend(prompt, output, codes, part, place)
 
 
 class _OpenFeed:

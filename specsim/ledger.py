@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from specsim.kv import Content
-from specsim.types import Ints
+from specsim.types import Floats, Ints
 
 NAN = float("nan")
 
@@ -16,7 +16,7 @@ class Ledger:
     """Columns by request number; times are seconds, NaN until they happen.
 
     Plain lists, for a run reads and writes one entry at a time. ``part`` is the tape's domain that the
-    request reads and ``offset`` where in it the request starts; ``verified`` and ``accepted`` count
+    request reads and ``place`` (0..1) where in it the request starts; ``verified`` and ``accepted`` count
     draft tokens (before the output length clips them), ``emitted`` output tokens, ``cached`` the tokens that
     were found in the KV cache when the request was scheduled.
     """
@@ -30,7 +30,7 @@ class Ledger:
         self.output_tokens: list[int] = []
         self.domain: list[int] = []
         self.part: list[int] = []
-        self.offset: list[int] = []
+        self.place: list[float] = []
         self.replica: list[int] = []
         self.cycles: list[int] = []
         self.verified: list[int] = []
@@ -53,14 +53,14 @@ class Ledger:
         """What the request's KV holds, for the cache."""
         return self.contents[request] if self.shares_prefixes else Content(request)
 
-    def extend(self, prompt_tokens: Ints, output_tokens: Ints, domain: Ints, part: Ints, offset: Ints) -> None:
+    def extend(self, prompt_tokens: Ints, output_tokens: Ints, domain: Ints, part: Ints, place: Floats) -> None:
         """Add requests that have not arrived yet, numbered on from the last."""
         n = len(domain)
         self.prompt_tokens += prompt_tokens.tolist()
         self.output_tokens += output_tokens.tolist()
         self.domain += domain.tolist()
         self.part += part.tolist()
-        self.offset += offset.tolist()
+        self.place += place.tolist()
         for counts in (
             self.replica,
             self.cycles,

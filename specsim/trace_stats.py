@@ -18,9 +18,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from specsim.acceptance import Drafter, Synthetic
+from specsim.acceptance import Drafter
 from specsim.blocktrace import Trace, TraceMeta, make_trace
 from specsim.calibration import calibration_report
+from specsim.synthesis import Synthetic
 from specsim.types import Bools, Ints, SpecsimError
 
 LEVEL = 0.95
@@ -132,10 +133,11 @@ def sample(trace: Synthetic, seed: int = 0) -> Trace:
     """A block trace drawn from synthetic parameters, so that it can stand beside recorded ones.
 
     Its "responses" are SAMPLE's: 64 a domain, of 256 rows; intervals tell how exact the draw is, nothing else.
+    Where acceptance changes along the way, it is that before the first edge.
     """
     count, length = SAMPLE
     tape = Drafter(trace, trace.gamma).tape(seed, calibrated=False)
-    rows = (tape.first[:, None] + np.arange(count * length)).ravel()
+    rows = (tape.first[:: len(tape.edges) + 1, None] + np.arange(count * length)).ravel()
     domain = np.repeat(np.array(tape.domains, dtype=object), count * length)
     meta = TraceMeta(
         drafter=trace.drafter, target=trace.target, gamma=trace.gamma, kind="dense", temperature=trace.temperature,

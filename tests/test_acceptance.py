@@ -11,11 +11,12 @@ from conftest import always, make_arrivals, make_blocks, make_profile
 from scipy import stats
 
 from specsim import calibration
-from specsim.acceptance import TAPE_ROWS, Domain, Drafter, Synthetic, generate, load_drafter, load_trace, synthetic
+from specsim.acceptance import TAPE_ROWS, Drafter, load_drafter, load_trace, synthetic
 from specsim.blocktrace import Trace, write_trace
 from specsim.engine import Scenario, simulate
 from specsim.hardware import Provenance
 from specsim.schedulers import StaticGamma
+from specsim.synthesis import Domain, Synthetic, generate
 from specsim.types import SpecsimError
 
 

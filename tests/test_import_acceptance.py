@@ -11,11 +11,12 @@ import pytest
 from conftest import make_profile
 
 import specsim as ss
-from specsim.acceptance import Synthetic, load_trace
+from specsim.acceptance import load_trace
 from specsim.blocktrace import Trace
 from specsim.importers.acceptance import FORMATS, load_acceptance
 from specsim.importers.evidence import LOWER_BOUND, conditional, constant_survival
 from specsim.importers.rounds import sglang_steps
+from specsim.synthesis import Synthetic
 from specsim.types import SpecsimError
 
 ROOT = Path(__file__).parents[1]

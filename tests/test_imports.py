@@ -16,7 +16,7 @@ TOP = 9
 # A package stands for all that is in it. A new module must be given its floor here.
 FLOORS = {
     "types": 0, "files": 0, "kv": 0, "rules": 1,
-    "hardware": 1, "acceptance": 1, "blocktrace": 1, "calibration": 1,
+    "hardware": 1, "acceptance": 1, "synthesis": 1, "blocktrace": 1, "calibration": 1,
     "workload": 1, "lengths": 1, "request_table": 1, "workload_file": 1,
     "importers": 2, "views": 2, "schedulers": 2, "trace_calibration": 2, "trace_stats": 2, "step_fit": 2,
     "ledger": 3, "batch": 3, "replica": 3, "engine": 3, "marginal": 3,

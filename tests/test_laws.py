@@ -318,7 +318,7 @@ def test_the_scenarios_reach_what_they_are_for():
     """The laws above are worth as much as the scenarios: between them they preempt, chunk, wait and wrap."""
     seen = dict.fromkeys(("preempted", "chunked", "waited", "trimmed", "rested", "crowded", "found", "found again"), 0)
 
-    @settings(max_examples=150, derandomize=True)  # the same scenarios every time
+    @settings(max_examples=300, derandomize=True)  # the same scenarios every time
     @given(scenario=scenarios(SCHEDULERS["Erratic"]))
     def look(scenario):
         run = simulate(scenario, steps=True)

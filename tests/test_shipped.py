@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 import specsim as ss
-from specsim.acceptance import Synthetic
 from specsim.importers.arrivals import open_workload
+from specsim.synthesis import Synthetic
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT.parent / "shared/data/published/dspark_paper_figures.csv"

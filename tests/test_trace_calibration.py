@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from conftest import make_blocks
 
-from specsim.acceptance import Domain, generate
 from specsim.blocktrace import Trace
 from specsim.calibration import calibration_report, ece, fit_sts, roc_auc
+from specsim.synthesis import Domain, generate
 from specsim.trace_calibration import calibrate, split
 from specsim.types import SpecsimError
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specsim.acceptance import Domain, Drafter, Synthetic, generate
+from specsim.acceptance import Drafter
 from specsim.calibration import calibration_report
 from specsim.hardware import Provenance
 from specsim.schedulers import Threshold
+from specsim.synthesis import Domain, Synthetic, generate
 from specsim.trace_stats import (
     acceptance_table,
     calibration_table,

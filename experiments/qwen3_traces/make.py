@@ -19,9 +19,9 @@ import pandas as pd
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betaincc, expit, logit
 
-from specsim.acceptance import Domain, Synthetic
 from specsim.files import write_json
 from specsim.hardware import Provenance
+from specsim.synthesis import Domain, Synthetic
 
 TARGET = "Qwen3-4B"
 PAPER = "DSpark, arXiv 2607.05147"

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from specsim.acceptance import Synthetic
 from specsim.blocktrace import TOTAL, Trace, write_trace
 from specsim.cli import show
 from specsim.files import check_apart, check_output, write_json
 from specsim.importers.acceptance import FORMATS, load_acceptance
+from specsim.synthesis import Synthetic
 from specsim.trace_stats import acceptance_table
 
 

@@ -20,6 +20,7 @@ from specsim import schedulers
 from specsim.acceptance import Drafter, load_drafter
 from specsim.engine import Policy
 from specsim.importers.arrivals import open_workload
+from specsim.synthesis import Synthetic
 from specsim.types import SpecsimError
 from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp, Workload, parse_lengths
 
@@ -60,13 +61,15 @@ def _relative_policy(text: str, folder: Path) -> str:
     return f"{name}@{folder / trace}" if at else name
 
 
-def parse_policies(texts: list[str], trace: Path | None, gamma: int | None) -> tuple[Drafter | None, list[Policy]]:
+def parse_policies(
+    texts: list[str], trace: Path | None, gamma: int | None, along: str | None = None
+) -> tuple[Drafter | None, list[Policy]]:
     """The base drafter of ``--trace`` and the policies of ``--scheduler NAME(args)[@TRACE]``.
 
     A policy on the base drafter carries none of its own, so labels name only the others; ``gamma`` bounds
-    the block length of all of them.
+    the block length of all of them, and ``along`` (context:4096,32768) says where recorded acceptance changes.
     """
-    base = load_drafter(trace, gamma) if trace is not None else None
+    base = _along(load_drafter(trace, gamma), along) if trace is not None else None
     drafters: dict[str, Drafter] = {}
     policies = []
     for text in texts:
@@ -75,9 +78,22 @@ def parse_policies(texts: list[str], trace: Path | None, gamma: int | None) -> t
             raise SpecsimError(f"scheduler {text!r}: expected a trace after @")
         if at and file not in drafters:
             other = load_drafter(file)
-            drafters[file] = replace(other, gamma=min(other.gamma, gamma or other.gamma))
+            drafters[file] = _along(replace(other, gamma=min(other.gamma, gamma or other.gamma)), along)
         policies.append(Policy(parse_scheduler(name), drafters[file] if at else None))
+    if along is not None and not any(d.edges for d in (base, *drafters.values()) if d is not None):
+        raise SpecsimError("--acceptance-by: expected a recorded trace, whose rows can be told apart")
     return base, policies
+
+
+def _along(drafter: Drafter, text: str | None) -> Drafter:
+    """A recorded drafter with the edges of ``--acceptance-by``; a synthetic one has its own."""
+    if text is None or isinstance(drafter.acceptance, Synthetic):
+        return drafter
+    by, colon, edges = text.partition(":")
+    if by not in ("context", "position") or not colon:
+        raise SpecsimError(f"--acceptance-by: expected context:TOKENS,.. or position:TOKENS,.., got {text!r}")
+    tokens = sorted(int(edge) for edge in parse_numbers("--acceptance-by", edges, whole=True))
+    return replace(drafter, by="position" if by == "position" else "context", edges=tuple(tokens))
 
 
 def policy_files(text: str) -> list[Path]:

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from specsim.acceptance import Drafter, Synthetic, load_trace
+from specsim.acceptance import Drafter, load_trace
 from specsim.blocktrace import Trace
 from specsim.calibration import calibration_report
 from specsim.cli import show
 from specsim.files import check_apart, check_output, read_start
 from specsim.importers.arrivals import open_workload
 from specsim.request_table import inspect_requests
+from specsim.synthesis import Synthetic
 from specsim.types import SpecsimError
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")]
@@ -66,7 +67,7 @@ def _acceptance(file: Path) -> dict[str, Any]:
     # A token that was not proposed says nothing about the drafter's tokens.
     proposed = np.full(len(tape.accepted), trace.gamma) if tape.proposed is None else tape.proposed
     offered = np.arange(trace.gamma) < proposed[:, None]
-    for d, name in enumerate(tape.domains):
+    for d, name in enumerate(tape.parts):
         part = slice(int(tape.first[d]), int(tape.first[d] + tape.size[d]))
         accepted = tape.accepted[part]
         ks = np.arange(1, trace.gamma + 1)

@@ -72,6 +72,14 @@ class Options:
             panel=WHAT,
         ),
     ] = None
+    acceptance_by: Annotated[
+        str | None,
+        option(
+            "--acceptance-by",
+            help="Recorded traces: blocks as far along as the request is, position:64,256 or context:4096.",
+            panel=WHAT,
+        ),
+    ] = None
     raw_confidence: Annotated[
         bool, option("--raw-confidence", help="Ignore the trace's calibration temperatures.", panel=WHAT)
     ] = False
@@ -159,7 +167,7 @@ class Options:
         if self.profile is None:
             raise SpecsimError("--profile: expected a hardware profile, such as hw_profiles/dsv4-flash-b300-tp4.json")
         profile = load_profile(self.profile)
-        drafter, policies = parse_policies(self.scheduler or ["NoSpec"], self.trace, self.gamma)
+        drafter, policies = parse_policies(self.scheduler or ["NoSpec"], self.trace, self.gamma, self.acceptance_by)
         workloads = parse_workloads(
             self.closed, self.poisson, self.cv, self.ramp, self.arrivals, self.rate, self.num_requests,
             self.prompt_tokens, self.output_tokens, self.think, self.domains is not None,

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from specsim.acceptance import Synthetic
 from specsim.blocktrace import Trace, TraceMeta, lossless_dtypes, read_trace, write_trace
 from specsim.calibration import reliability_table
 from specsim.cli import show
 from specsim.files import check_apart, check_folder, check_output, read_json, read_start, write_atomic
+from specsim.synthesis import Synthetic
 from specsim.trace_calibration import Calibrated
 from specsim.trace_calibration import calibrate as fit
 from specsim.trace_stats import (

@@ -13,13 +13,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from specsim.acceptance import Synthetic
 from specsim.blocktrace import Trace
 from specsim.files import read_text
 from specsim.importers.counters import COUNTER, LOG_LINE, read_log, read_metrics
 from specsim.importers.evidence import LONGEST, Ask, Evidence, parse, to_synthetic
 from specsim.importers.rates import BENCH, read_deepspec, read_llamacpp, read_per_position, rows_of
 from specsim.importers.rounds import read_sglang, read_specbench
+from specsim.synthesis import Synthetic
 from specsim.types import SpecsimError
 
 # What reads each format, and which of a user's answers mean something to it.

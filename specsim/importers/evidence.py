@@ -16,9 +16,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from specsim.acceptance import Domain, Synthetic
 from specsim.blocktrace import TOTAL
 from specsim.hardware import Provenance
+from specsim.synthesis import Domain, Synthetic
 from specsim.types import SpecsimError
 
 LONGEST = 64
