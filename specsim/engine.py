@@ -16,6 +16,7 @@ from specsim.hardware import Profile, step_cost
 from specsim.kv import contents
 from specsim.ledger import Ledger
 from specsim.replica import Replica, run_in_lockstep
+from specsim.routing import ROUTERS, Router, make_router
 from specsim.rules import VLLM, Limits, Rules
 from specsim.schedulers import NoSpec, scheduler_name
 from specsim.types import Ints, Result, SpecsimError, Window, stream
@@ -61,7 +62,7 @@ class Scenario:
     scheduler: Any = field(default_factory=NoSpec)
     domains: Mapping[str, float] | None = None
     replicas: int = 1
-    router: Literal["round_robin", "least_loaded", "random"] = "round_robin"
+    router: Router = "round_robin"
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     kv_tokens: int | None = None
@@ -82,7 +83,7 @@ class Scenario:
                     f"scenario: {name}: expected a whole number, 1 or more and at most {most}, got {value!r}"
                 )
         for name, known in (
-            ("router", ("round_robin", "least_loaded", "random")),
+            ("router", ROUTERS),
             ("prefill", ("chunked", "free")),
         ):
             if getattr(self, name) not in known:
@@ -161,7 +162,7 @@ class _Run:
         else:
             for replica in self.replicas:
                 self.env.process(replica.run())
-        self.route = _router(scenario.router, self.replicas, seed)
+        self.route = make_router(scenario.router, self.replicas, seed)
         self.domains: tuple[str, ...] = ()
         self.offsets = stream(seed, "acceptance")
         self.domain_draws = stream(seed, "domains")
@@ -381,14 +382,3 @@ def _parts(domains: tuple[str, ...], names: tuple[str, ...]) -> NDArray[np.int64
                 "(--domains gives requests others)"
             )
     return np.array([known.get(name, known.get("*", 0)) for name in names], dtype=np.int64)
-
-
-def _router(name: str, replicas: list[Replica], seed: int) -> Callable[[], Replica]:
-    """A function that picks the replica for the next request."""
-    if name == "least_loaded":
-        return lambda: min(replicas, key=lambda r: (r.load, r.index))
-    if name == "random":
-        rng = stream(seed, "routing")
-        return lambda: replicas[int(rng.integers(len(replicas)))]
-    turn = iter(range(1 << 62))
-    return lambda: replicas[next(turn) % len(replicas)]

@@ -99,7 +99,7 @@ def make_replay(
     )
     fields: dict[str, Any] = {
         "replicas": settings.dp,
-        "router": "least_loaded" if settings.dp > 1 else "round_robin",
+        "router": "vllm" if settings.dp > 1 else "round_robin",
         "max_num_seqs": _needed(run, "max_num_seqs", told.max_num_seqs),
         "max_num_batched_tokens": _needed(run, "max_num_batched_tokens", told.max_num_batched_tokens),
         "kv_tokens": capacity,
@@ -158,21 +158,24 @@ def _profile(run: RecordedRun, told: Told) -> tuple[Profile, str]:
     source = told.profile or run.profile
     if source is None:
         raise SpecsimError(f"{run.path / 'profile'}: expected a bundle's folder there, or --profile FILE")
+    warnings: list[str] = []
     if source.is_dir():
-        profile = _bundle(run, source, told)
+        profile, warnings = _bundle(run, source, told)
         steps = f"kernel times of {source}, {'with' if told.skew else 'without'} skew_fit.csv"
     else:
         profile = _ours(run, source, told)
         steps = f"profile {profile.name}, {profile.kind}"
+    steps = "; ".join([steps, *(text.rstrip(".") for text in warnings)])
     return profile, f"{steps}; {1e3 * profile.host_seconds:g} ms of the host's time a step"
 
 
-def _bundle(run: RecordedRun, source: Path, told: Told) -> Profile:
+def _bundle(run: RecordedRun, source: Path, told: Told) -> tuple[Profile, list[str]]:
     settings = run.settings
     if run.config is None and source == run.profile:
         raise SpecsimError(f"{run.path / 'config.json'}: expected the model's, which says how often each kernel runs")
     ask = Ask(
-        model=settings.model.rstrip("/").rpartition("/")[2],
+        # The run's own folder is its own word that the two belong together, whatever they call the model.
+        model=None if source == run.profile else settings.model.rstrip("/").rpartition("/")[2],
         tp=settings.tp,
         config=run.config,
         no_skew=not told.skew,
@@ -181,8 +184,7 @@ def _bundle(run: RecordedRun, source: Path, told: Told) -> Profile:
         link_latency=told.link_latency,
         host_seconds=told.host_seconds,
     )
-    profile, _ = load_profile_source(source, "bundle", ask)
-    return profile
+    return load_profile_source(source, "bundle", ask)
 
 
 def _ours(run: RecordedRun, source: Path, told: Told) -> Profile:

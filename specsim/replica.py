@@ -105,9 +105,19 @@ class Replica:
         return bool(self.batch.n or self.prefills or self.waiting or self.arrived or self.seen)
 
     @property
+    def running(self) -> int:
+        """Requests that have been admitted."""
+        return self.batch.n + len(self.prefills)
+
+    @property
+    def queued(self) -> int:
+        """Requests that have not, or not again."""
+        return len(self.waiting) + len(self.arrived) + len(self.seen)
+
+    @property
     def load(self) -> int:
         """Requests running or waiting here."""
-        return self.batch.n + len(self.prefills) + len(self.waiting) + len(self.arrived) + len(self.seen)
+        return self.running + self.queued
 
     def submit(self, request: int) -> None:
         """Take a request in; it is seen at the next step boundary."""
@@ -274,7 +284,7 @@ class Replica:
             if not self.counted:
                 self._count_blocks()
             held = self.limits.kv_blocks - self.free_blocks
-            load = self.batch.n + len(self.prefills), len(self.waiting)
+            load = self.running, len(self.waiting)
             self.row = (self.env.now, n, num_tokens, prefill_tokens, draft_tokens, kv_tokens, held, *load)
         return seconds
 

@@ -524,6 +524,15 @@ def test_round_robin():
     assert result.gpus == 3
 
 
+def test_vllms_router_weighs_waiting_four_times_and_looks_every_tenth_of_a_second():
+    # Prompts of 4 last a step of 1.06 s; rank 0 takes the first, and one each, for a request sent counts as waiting.
+    burst = make_arrivals([0.0, 0.01, 0.02, 0.03], 4, 30)
+    assert column(run(burst, replicas=2, router="vllm"), "replica") == [0, 1, 0, 1]
+    # At 5 s rank 0 runs two and rank 1 one (two requests of one token have gone): two more fit there, by weight four.
+    arrivals = make_arrivals([0.0, 0.01, 0.02, 0.03, 5.0, 5.01, 5.2], 4, [90, 90, 90, 1, 90, 90, 90])
+    assert column(run(arrivals, replicas=2, router="vllm"), "replica") == [0, 1, 0, 1, 1, 0, 1]
+
+
 def test_least_loaded_counts_running_and_waiting_and_takes_the_first_of_equals():
     arrivals = make_arrivals([0.0, 0.0, 10.0, 10.0, 10.0], 4, [50, 2, 9, 9, 9])
     assert column(run(arrivals, replicas=2, router="least_loaded"), "replica") == [0, 1, 1, 0, 1]

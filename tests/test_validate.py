@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bundles import EXPERTS
 from conftest import always, make_arrivals, make_blocks, make_profile
 from test_bundle import bundle, sparse
 
@@ -66,7 +67,7 @@ def meta_of(**changes):
 
 def write_run(folder, result, *, meta=None, kv=True, slower=1.0):
     """``result`` as an engine would have recorded it; ``slower`` stretches what comes after the queue."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     timings = simulated_timings(result)
     names = ("scheduled_ts", "first_token_ts", "last_token_ts")
     rows = [
@@ -202,7 +203,7 @@ def test_replicas_share_the_requests(recorded, prices):
     run = read_run(recorded)
     two = replace(run, settings=replace(run.settings, dp=2))
     replay = make_replay(two, Told(profile=prices))
-    assert (replay.scenario.replicas, replay.scenario.router) == (2, "least_loaded")
+    assert (replay.scenario.replicas, replay.scenario.router) == (2, "vllm")
     found = simulated_load(simulate(replay.scenario, 0, steps=True), 12, np.array([4.0]))
     assert found.running[0] + found.waiting[0] == 5
 
@@ -212,6 +213,29 @@ def test_experts_on_all_ranks_keep_replicas_in_step(recorded, prices):
     for dp, experts, lockstep in ((2, True, True), (2, False, False), (1, True, False)):
         told = replace(run, settings=replace(run.settings, dp=dp, expert_parallel=experts))
         assert make_replay(told, Told(profile=prices)).scenario.lockstep == lockstep
+
+
+def test_experts_served_data_parallel_from_the_runs_folder_alone(tmp_path):
+    """Two ranks that step together, experts split over them: all of it from meta.json, config.json and profile/."""
+    engine = ENGINE | {"data_parallel_size": 2, "enable_expert_parallel": True, "max_num_batched_tokens": 16}
+    meta = meta_of(engine_kwargs=engine)
+    folder = write_run(tmp_path / "run", replayed(make_profile()), meta=meta)
+    sparse(folder / "profile", config=None)
+    (folder / "config.json").write_text(json.dumps(EXPERTS))
+    told = Told(host_seconds=0.5, extrapolate=True)
+    replay = make_replay(read_run(folder), told)
+    scenario = replay.scenario
+    assert (scenario.replicas, scenario.lockstep, scenario.router) == (2, True, "vllm")
+    assert "experts lie on 2 ranks, 4 each" in scenario.profile.provenance.notes.lower()
+    made = simulate(scenario, 0, steps=True)
+    assert set(made.requests["replica"]) == {0, 1}
+    together = made.steps.groupby("start")["duration"]
+    assert (together.nunique() == 1).all()
+    assert (together.size() == 2).any()
+    again = read_run(write_run(folder, made, meta=meta))
+    found = compare(again, simulate(make_replay(again, told).scenario, 0, steps=True), 12)
+    for name in ("ttft.mean", "tpot.p99", "e2e.mean", "makespan"):
+        assert found.pairs[name].error == pytest.approx(0, abs=1e-9), name
 
 
 def test_the_engines_settings_rule(recorded, prices):

@@ -118,7 +118,7 @@ class Options:
         float, option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
     ] = 0.0
     replicas: Annotated[int, option("--replicas", help="Engine replicas.", panel=ENGINE)] = 1
-    router: Annotated[str, option("--router", help="round_robin, least_loaded or random.", panel=ENGINE)] = (
+    router: Annotated[str, option("--router", help="round_robin, least_loaded, random or vllm.", panel=ENGINE)] = (
         "round_robin"
     )
     max_num_seqs: Annotated[int, option("--max-num-seqs", help="Most running requests.", panel=ENGINE)] = 1024

@@ -61,7 +61,7 @@ class _Place:
     root: Path
     meta: Mapping[str, Any]
     tp: int
-    assumed: bool = False
+    doubt: str | None = None
 
 
 def read_bundle(path: Path, ask: Ask) -> Found:
@@ -75,8 +75,6 @@ def read_bundle(path: Path, ask: Ask) -> Found:
         f"{shape.layers} layers, by {config}, of kernels measured on one shard of tensor parallel {place.tp}.",
         "Kernel times alone: what the host takes to schedule, launch and sample comes on top (host_seconds).",
     ]
-    if place.assumed:
-        notes.append(f"Tensor parallelism was not told and meta.yaml names several: {place.tp} is assumed.")
     tokens = _tokens(place, shape, ask, notes)
     rows = _rows_of_logits(place, notes)
     verify: dict[str, Any] = {
@@ -103,7 +101,7 @@ def read_bundle(path: Path, ask: Ask) -> Found:
         date=str(meta["profiled_at"]) if meta.get("profiled_at") else None,
         versions=versions,
         notes=tuple(notes),
-        warnings=(warning,) if warning else (),
+        warnings=tuple(text for text in (warning, place.doubt) if text),
     )
 
 
@@ -130,9 +128,9 @@ def _find(path: Path, ask: Ask) -> _Place:
 
 
 def _flat(path: Path, ask: Ask) -> _Place:
-    """A folder with the tables of one shard: of the degree that its name or meta.yaml tells, or else of 1.
+    """A folder with the tables of one shard: of the degree that its name or meta.yaml tells, or the user, or else 1.
 
-    A user cannot tell the degree of such tables, only agree: those of one shard look like those of another.
+    Nothing in the tables themselves tells it, so that what only the user says gets a warning.
     """
     named = re.fullmatch(r"tp(\d+)", path.name)
     root = path.parent if named else path
@@ -147,11 +145,10 @@ def _flat(path: Path, ask: Ask) -> _Place:
     if ask.tp not in (None, tp):
         if told or said or len(degrees) == 1:
             raise SpecsimError(f"--tp: {path} is the shard of {tp}, got {ask.tp}")
-        raise SpecsimError(
-            f"--tp: {path} holds one shard's tables and nothing says that they are of {ask.tp}: "
-            f"expected 1, or them in a folder tp{ask.tp}"
-        )
-    return _Place(path, root, meta, tp, assumed=len(degrees) > 1 and not (ask.tp or told or said))
+        doubt = f"{path} does not say of which shard its tables are: those of tensor parallel {ask.tp}, as told."
+        return _Place(path, root, meta, ask.tp, doubt)
+    doubt = f"Tensor parallelism was not told and meta.yaml names several: {tp} is assumed."
+    return _Place(path, root, meta, tp, doubt if len(degrees) > 1 and not (ask.tp or told or said) else None)
 
 
 def _degree_by_samples(path: Path, meta: Mapping[str, Any]) -> int | None:

@@ -101,21 +101,20 @@ def read_config(path: Path) -> ModelShape:
 
 
 def check_shards(path: Path, shape: ModelShape, shard: Mapping[str, Any], degrees: Sequence[int]) -> None:
-    """Refuse a config whose sizes are not those of the measured ``shard`` times a tensor-parallel degree of it.
+    """Refuse a config with a size that is neither the measured ``shard``'s nor a tensor-parallel degree times it.
 
-    A profiler that runs one shard tells its sizes; two models of one family differ there and nowhere else. It tells
-    the layers that it ran too, which say nothing of the model.
+    A profiler that runs one shard tells its sizes, not all of which it need have split; two models of one family
+    differ there and nowhere else. It tells the layers that it ran too, which say nothing of the model.
     """
-    told = {field: part for field in shape.sizes if isinstance(part := shard.get(field), int)}
-    for field, part in told.items():
-        # One degree fits all the sizes before this one: that of the shard.
-        whole_sizes = [part * (degree if field in SHARDED else 1) for degree in degrees]
-        degrees = [degree for degree, size in zip(degrees, whole_sizes, strict=True) if size == shape.sizes[field]]
-        if not degrees:
-            expected = " or ".join(map(str, dict.fromkeys(whole_sizes)))
+    for field, size in shape.sizes.items():
+        part = shard.get(field)
+        if not isinstance(part, int) or (field == "intermediate_size" and shape.expert_layers):
+            continue
+        possible = [part * degree for degree in (degrees if field in SHARDED else [])] + [part]
+        if size not in possible:
+            expected = " or ".join(map(str, dict.fromkeys(possible)))
             raise SpecsimError(
-                f"{path}: {field}: expected {expected}, by the shard in meta.yaml, got {shape.sizes[field]}: "
-                "another model"
+                f"{path}: {field}: expected {expected}, by the shard in meta.yaml, got {size}: another model"
             )
 
 
