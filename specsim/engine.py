@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,15 +12,15 @@ import simpy
 from numpy.typing import NDArray
 
 from specsim.acceptance import Drafter
+from specsim.feeds import ClosedFeed, OpenFeed, shares_prefixes
 from specsim.hardware import Profile, step_cost
-from specsim.kv import contents
 from specsim.ledger import Ledger
 from specsim.replica import Replica, run_in_lockstep
 from specsim.routing import ROUTERS, Router, make_router
 from specsim.rules import VLLM, Limits, Rules
 from specsim.schedulers import NoSpec, scheduler_name
 from specsim.types import Ints, Result, SpecsimError, Window, stream
-from specsim.workload import Arrivals, ClosedLoop, OpenLoop, Workload
+from specsim.workload import ClosedLoop, Workload
 
 STEP_COLUMNS = ("replica", "start", "duration", "num_seqs", "num_tokens", "prefill_tokens", "draft_tokens",
                 "kv_tokens", "kv_blocks", "running", "waiting", "emitted")  # fmt: skip
@@ -137,9 +137,7 @@ class _Run:
             hides_host=scenario.async_scheduling,
         )
         self.env = simpy.Environment()
-        table = scenario.workload.table if isinstance(scenario.workload, Arrivals) else None
-        turns = table is not None and table.session_id is not None and table.prefix_hashes is None
-        self.ledger = Ledger(turns or (table is not None and table.prefix_hashes is not None), turns)
+        self.ledger = Ledger(*shares_prefixes(scenario.workload))
         self.done = self.env.event()
         self.replicas: list[Replica] = []
         for i in range(scenario.replicas):
@@ -171,8 +169,7 @@ class _Run:
     def result(self) -> Result:
         """Run to the end and gather what is left behind."""
         workload = self.scenario.workload
-        feed = _ClosedFeed(self, workload) if isinstance(workload, ClosedLoop) else _OpenFeed(self, workload)
-        self.feed: _ClosedFeed | _OpenFeed = feed
+        self.feed = feed = ClosedFeed(self, workload) if isinstance(workload, ClosedLoop) else OpenFeed(self, workload)
         self.env.process(feed.arrive())
         self.env.run(until=self.done)
         for r in self.replicas:
@@ -241,80 +238,6 @@ class _Run:
                 f"never fit in the KV cache of {most} tokens (profile {self.scenario.profile.name}, kv_tokens)"
             )
         self.ledger.extend(prompt, output, codes, part, place)
-
-
-class _OpenFeed:
-    """Requests arrive when the workload says; those of the first tenth of the run warm it up."""
-
-    closed = False
-
-    def __init__(self, run: _Run, workload: OpenLoop) -> None:
-        requests = workload.requests(run.seed)
-        run.add(requests.prompt_tokens, requests.output_tokens, requests.domains, requests.domain)
-        if run.ledger.shares_prefixes:
-            hashes, sessions = requests.prefix_hashes, requests.session_id
-            known = None if sessions is None else sessions.tolist()
-            run.ledger.contents = contents(requests.prompt_tokens.tolist(), hashes, known, run.limits.block_size)
-        self.run, self.times = run, requests.arrival_s
-        self.last = len(self.times)
-        self.first = int(np.searchsorted(self.times, 0.1 * self.times[-1]))
-        self.left = self.last
-
-    def arrive(self) -> Generator[simpy.Event, None, None]:
-        run, env = self.run, self.run.env
-        for i, time in enumerate(self.times.tolist()):
-            if time > env.now:
-                yield env.timeout(time - env.now)
-            if i == self.first:
-                run.mark()
-            run.submit()
-        run.mark()
-
-    def finished(self, requests: list[int]) -> None:
-        self.left -= len(requests)
-        if not self.left:
-            self.run.done.succeed()
-
-
-class _ClosedFeed:
-    """A fixed number of users, each with one request at a time; load is kept to the end of the run."""
-
-    closed = True
-
-    def __init__(self, run: _Run, workload: ClosedLoop) -> None:
-        self.run, self.workload = run, workload
-        self.lengths: Iterator[tuple[Any, Any]] = workload.lengths(run.seed)
-        self.first = workload.first_measured
-        self.last = self.first + workload.num_measured
-        self.left = workload.num_measured
-
-    def arrive(self) -> Generator[simpy.Event, None, None]:
-        for _ in range(self.workload.concurrency):
-            self.submit()
-        yield self.run.done
-
-    def submit(self, _: Any = None) -> None:
-        run = self.run
-        if run.ledger.arrived == run.ledger.known:
-            prompt, output = next(self.lengths)
-            run.add(prompt, output, (self.workload.domain,), np.zeros(len(prompt), dtype=np.int64))
-        if run.ledger.arrived == self.first:
-            run.mark()
-        run.submit()
-
-    def finished(self, requests: list[int]) -> None:
-        run, think = self.run, self.workload.think_s
-        self.left -= sum(self.first <= r < self.last for r in requests)
-        if not self.left:
-            if not run.done.triggered:
-                run.mark()
-                run.done.succeed()
-            return
-        for _ in requests:
-            if think > 0:
-                run.env.timeout(think).callbacks.append(self.submit)
-            else:
-                self.submit()
 
 
 def _drafter_in_use(scenario: Scenario) -> Drafter | None:

@@ -133,8 +133,9 @@ class Replica:
         if not self.rules.mixed and (self.prefills or self.waiting):
             self.reserve_running(0)
             self.admit_waiting()
-            if self.prefills:
-                return
+            if not self.prefills:
+                self.reserve_running(self.batch.n)
+            return
         self.reserve_running(self.batch.n)
         self.admit_waiting()
 

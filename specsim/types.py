@@ -101,7 +101,7 @@ class Result:
     label: str
 
 
-STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing", "blocks", "split", "fit")
+STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing", "blocks", "split", "fit", "turns")
 
 
 def stream(seed: int, name: str) -> np.random.Generator:

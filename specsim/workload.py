@@ -245,7 +245,8 @@ class ClosedLoop:
     """``concurrency`` users, each of whom asks again ``think_s`` seconds after the last answer.
 
     ``measured`` requests are measured, after 5 · concurrency of warm-up (None: 10 · concurrency, at
-    least 500). Lengths and ``domain`` are as in Poisson.
+    least 500). Lengths and ``domain`` are as in Poisson. With ``turns`` (a law or an int) above 1 users hold
+    conversations of so many requests: each prompt is all that was said before and ``prompt_tokens`` more.
     """
 
     concurrency: int
@@ -254,6 +255,7 @@ class ClosedLoop:
     think_s: float = 0.0
     domain: str = ""
     measured: int | None = None
+    turns: Lengths | int = 1
 
     closed: ClassVar[Literal[True]] = True
 
@@ -265,10 +267,16 @@ class ClosedLoop:
         if self.measured is not None:
             check_number("ClosedLoop.measured", self.measured, least=1, whole=True)
         _check_asked("ClosedLoop", self.prompt_tokens, self.output_tokens, self.domain)
+        as_lengths(self.turns, "ClosedLoop.turns")
 
     @property
     def label(self) -> str:
         return f"closed {self.concurrency}"
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether users hold conversations of several requests."""
+        return self.turns not in (1, Fixed(1))
 
     @property
     def load(self) -> float:
@@ -288,6 +296,12 @@ class ClosedLoop:
     def lengths(self, seed: int) -> Iterator[tuple[Ints, Ints]]:
         """Yield, without end, (prompt, output) tokens of the next 1024 requests, int64[1024] each."""
         return _length_blocks(self.prompt_tokens, self.output_tokens, seed)
+
+    def conversations(self, seed: int) -> Iterator[int]:
+        """Yield, without end, the requests in each conversation, in the order in which they begin."""
+        law, rng = as_lengths(self.turns), stream(seed, "turns")
+        while True:
+            yield from law.sample(rng, _BLOCK).tolist()
 
 
 OpenLoop = Poisson | Gamma | Ramp | Arrivals

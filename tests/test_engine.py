@@ -315,6 +315,34 @@ def test_the_least_recently_used_content_goes_first():
     assert column(result, "cached") == [0, 0, 0, 48, 0]
 
 
+def test_users_hold_conversations():
+    """Two users, three turns each, 40 tokens said and 9 answered: each prompt is all before it and 40 more."""
+    loop = ClosedLoop(2, 40, 9, measured=20, turns=3)
+    result = run(loop)
+    table = result.requests
+    assert set(table["prompt_tokens"]) == {40, 89, 138}
+    assert table["prompt_tokens"].iloc[:2].tolist() == [40, 40]
+    # All but what is said anew is found, in whole blocks, and the last token of an answer is not in the cache.
+    found = {40: 0, 89: 48, 138: 96}
+    assert table["cached"].tolist() == [found[p] for p in table["prompt_tokens"]]
+    cold = run(loop, rules=Rules(prefix_caching=False)).requests
+    assert (cold["cached"] == 0).all()
+    # A cache that holds no more than what is running finds less.
+    tight = run(ClosedLoop(8, 40, 9, measured=60, turns=3, think_s=1.0), kv_tokens=480).requests
+    assert 0 < tight["cached"].sum() < tight["prompt_tokens"].map(found).sum()
+
+
+def test_turns_may_be_a_law_and_one_turn_is_no_conversation():
+    laws = run(ClosedLoop(3, 40, 9, measured=60, turns=Empirical((1, 4))), seed=3).requests
+    starts = (laws["prompt_tokens"] == 40).sum()
+    assert 0.25 * len(laws) < starts < 0.6 * len(laws)
+    assert run(ClosedLoop(3, 40, 9, measured=30)).requests.equals(
+        run(ClosedLoop(3, 40, 9, measured=30, turns=1)).requests
+    )
+    with pytest.raises(SpecsimError, match=r"ClosedLoop\.turns"):
+        ClosedLoop(3, 40, 9, turns=0)
+
+
 # Rules that other engines do not have
 
 

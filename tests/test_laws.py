@@ -126,7 +126,10 @@ def scenarios(draw: Any, make: Make, closed: bool = False) -> Scenario:
     if closed:
         prompts, outputs = (tuple(draw(st.lists(x, min_size=1, max_size=4))) for x in lengths)
         think = draw(st.sampled_from([0.0, 0.3]))
-        workload: Any = ClosedLoop(draw(st.integers(1, 5)), Empirical(prompts), Empirical(outputs), think, measured=15)
+        turns = draw(st.sampled_from([1, 1, 2]))
+        users = draw(st.integers(1, 5))
+        workload: Any = ClosedLoop(users, Empirical(prompts), Empirical(outputs), think, measured=15, turns=turns)
+        prompts = (*prompts, turns * max(prompts) + (turns - 1) * max(outputs))
     else:
         n = draw(st.integers(1, 14))
         arrivals = sorted(
@@ -214,6 +217,7 @@ def check(scenario: Scenario, run: Result) -> None:
         assert ((steps["num_seqs"] == 0) | (steps["prefill_tokens"] == 0)).all()
     table = scenario.workload.table if isinstance(scenario.workload, Arrivals) else None
     shares = table is not None and (table.session_id is not None or table.prefix_hashes is not None)
+    shares |= isinstance(scenario.workload, ClosedLoop) and scenario.workload.has_turns
     if scenario.kv_tokens is not None and not shares:  # what several share is read by each
         assert (steps["kv_tokens"] <= scenario.kv_tokens // scenario.block_size * scenario.block_size).all()
     if not shares:

@@ -262,6 +262,7 @@ def parse_workloads(
     prompt_tokens: str | None,
     output_tokens: str | None,
     think: float,
+    turns: str | None = None,
     forget_domains: bool = False,
 ) -> list[Workload]:
     """The workloads asked for: one an entry of --closed or --poisson, --ramp, or --arrivals with --rate.
@@ -276,6 +277,7 @@ def parse_workloads(
         "--rate": rate is not None and arrivals is None,
         "--cv": cv != 1 and poisson is None,
         "--think": think != 0 and closed is None,
+        "--turns": turns is not None and closed is None,
         "--num-requests": num_requests is not None and ramp is not None,
         "--prompt-tokens": prompt_tokens is not None and arrivals is not None,
         "--output-tokens": output_tokens is not None and arrivals is not None,
@@ -288,7 +290,8 @@ def parse_workloads(
     prompt, output = parse_lengths(prompt_tokens or "512"), parse_lengths(output_tokens or "256")
     if closed is not None:
         users = [int(c) for c in parse_numbers("--closed", closed, whole=True)]
-        return [ClosedLoop(c, prompt, output, think, measured=num_requests) for c in users]
+        said = parse_lengths(turns or "1")
+        return [ClosedLoop(c, prompt, output, think, measured=num_requests, turns=said) for c in users]
     if poisson is not None:
         rates = parse_numbers("--poisson", poisson)
         if cv == 1:

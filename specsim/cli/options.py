@@ -117,6 +117,10 @@ class Options:
     think: Annotated[
         float, option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
     ] = 0.0
+    turns: Annotated[
+        str | None,
+        option("--turns", help="Closed-loop users hold conversations: requests in each, 5 or a law.", panel=LOAD),
+    ] = None
     replicas: Annotated[int, option("--replicas", help="Engine replicas.", panel=ENGINE)] = 1
     router: Annotated[str, option("--router", help="round_robin, least_loaded, random or vllm.", panel=ENGINE)] = (
         "round_robin"
@@ -170,7 +174,7 @@ class Options:
         drafter, policies = parse_policies(self.scheduler or ["NoSpec"], self.trace, self.gamma, self.acceptance_by)
         workloads = parse_workloads(
             self.closed, self.poisson, self.cv, self.ramp, self.arrivals, self.rate, self.num_requests,
-            self.prompt_tokens, self.output_tokens, self.think, self.domains is not None,
+            self.prompt_tokens, self.output_tokens, self.think, self.turns, self.domains is not None,
         )  # fmt: skip
         base = Scenario(
             profile=profile,

@@ -1,0 +1,153 @@
+"""What submits requests to a run and says when it is over: one process for an open loop, one for a closed one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from specsim.kv import Content, contents
+from specsim.ledger import Ledger
+from specsim.rules import Limits
+from specsim.types import Ints
+from specsim.workload import Arrivals, ClosedLoop, OpenLoop, Workload
+
+
+class Run(Protocol):
+    """What a feed needs of the run that it feeds."""
+
+    seed: int
+    env: simpy.Environment
+    ledger: Ledger
+    limits: Limits
+    done: simpy.Event
+
+    def add(self, prompt: Ints, output: Ints, names: tuple[str, ...], codes: Ints) -> None:
+        """Enter requests in the ledger."""
+
+    def submit(self) -> None:
+        """The next request in the ledger arrives now."""
+
+    def mark(self) -> None:
+        """An edge of the measurement window."""
+
+
+def shares_prefixes(workload: Workload) -> tuple[bool, bool]:
+    """Whether prompts start alike, and whether they do because a request goes on where another ended."""
+    if isinstance(workload, ClosedLoop):
+        return workload.has_turns, workload.has_turns
+    table = workload.table if isinstance(workload, Arrivals) else None
+    hashes = table is not None and table.prefix_hashes is not None
+    turns = table is not None and table.session_id is not None and not hashes
+    return hashes or turns, turns
+
+
+class OpenFeed:
+    """Requests arrive when the workload says; those of the first tenth of the run warm it up."""
+
+    closed = False
+
+    def __init__(self, run: Run, workload: OpenLoop) -> None:
+        requests = workload.requests(run.seed)
+        run.add(requests.prompt_tokens, requests.output_tokens, requests.domains, requests.domain)
+        if run.ledger.shares_prefixes:
+            hashes, sessions = requests.prefix_hashes, requests.session_id
+            known = None if sessions is None else sessions.tolist()
+            run.ledger.contents = contents(requests.prompt_tokens.tolist(), hashes, known, run.limits.block_size)
+        self.run, self.times = run, requests.arrival_s
+        self.last = len(self.times)
+        self.first = int(np.searchsorted(self.times, 0.1 * self.times[-1]))
+        self.left = self.last
+
+    def arrive(self) -> Generator[simpy.Event, None, None]:
+        run, env = self.run, self.run.env
+        for i, time in enumerate(self.times.tolist()):
+            if time > env.now:
+                yield env.timeout(time - env.now)
+            if i == self.first:
+                run.mark()
+            run.submit()
+        run.mark()
+
+    def finished(self, requests: list[int]) -> None:
+        self.left -= len(requests)
+        if not self.left:
+            self.run.done.succeed()
+
+
+class ClosedFeed:
+    """A fixed number of users, each with one request at a time; load is kept to the end of the run.
+
+    Where users hold conversations, a prompt is all that was said before and what the user says now.
+    """
+
+    closed = True
+
+    def __init__(self, run: Run, workload: ClosedLoop) -> None:
+        self.run, self.workload = run, workload
+        self.blocks = workload.lengths(run.seed)
+        self.turns = workload.conversations(run.seed)
+        self.first = workload.first_measured
+        self.last = self.first + workload.num_measured
+        self.left = workload.num_measured
+        self.session = [-1] * workload.concurrency  # each user's conversation,
+        self.said = [0] * workload.concurrency  # the tokens in it so far,
+        self.more = [0] * workload.concurrency  # and the turns that are to come
+        self.user: list[int] = []  # of each request
+        self.sessions = 0
+        self.lengths: NDArray[np.int64] = np.empty((2, 0), dtype=np.int64)
+
+    def arrive(self) -> Generator[simpy.Event, None, None]:
+        for user in range(self.workload.concurrency):
+            self.submit(user)
+        yield self.run.done
+
+    def submit(self, user: int) -> None:
+        run = self.run
+        if not self.workload.has_turns:
+            if run.ledger.arrived == run.ledger.known:
+                self._add(*next(self.blocks))
+        else:
+            self._say(user)
+        self.user.append(user)
+        if run.ledger.arrived == self.first:
+            run.mark()
+        run.submit()
+
+    def _add(self, prompt: Ints, output: Ints) -> None:
+        self.run.add(prompt, output, (self.workload.domain,), np.zeros(len(prompt), dtype=np.int64))
+
+    def _say(self, user: int) -> None:
+        """The next turn of a user's conversation, or the first of a new one."""
+        if not self.more[user]:
+            self.session[user], self.said[user], self.more[user] = self.sessions, 0, next(self.turns)
+            self.sessions += 1
+        if not self.lengths.shape[1]:
+            self.lengths = np.array(next(self.blocks))
+        prompt, output = self.lengths[:, 0].tolist()
+        self.lengths = self.lengths[:, 1:]
+        self._add(np.array([self.said[user] + prompt]), np.array([output]))
+        self.run.ledger.contents.append(Content(("session", self.session[user])))
+        self.said[user] += prompt + output
+        self.more[user] -= 1
+
+    def finished(self, requests: list[int]) -> None:
+        run, think = self.run, self.workload.think_s
+        self.left -= sum(self.first <= r < self.last for r in requests)
+        if not self.left:
+            if not run.done.triggered:
+                run.mark()
+                run.done.succeed()
+            return
+        for request in requests:
+            user = self.user[request]
+            if think > 0:
+                run.env.timeout(think, user).callbacks.append(self._ask_again)
+            else:
+                self.submit(user)
+
+    def _ask_again(self, event: Any) -> None:
+        self.submit(event.value)
