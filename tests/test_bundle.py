@@ -236,6 +236,42 @@ def test_answers_go_before_what_the_bundle_says(tmp_path):
     assert (p.last_tokens, p.provenance.date) == (8, "2026-08-14")
 
 
+NEWER = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
+
+
+def newer(folder):
+    """The same bundle with attention.csv as newer profilers write it, and points of verification besides."""
+    points = [("attention", 0, 0.0, n, k, 1, n * k) for n in (1, 4) for k in (10, 100)]
+    points += [("attention", c, h + c / 2, 0, 0, 1, c + h) for c in (4, 8) for h in (0, 16)]
+    both = [(c, h, n, k) for c in (4, 8) for h in (0, 16) for n in (1, 4) for k in (10, 100)]
+    points += [("attention", c, h + c / 2, n, k, 1, c + h + n * k) for c, h, n, k in both]
+    points += [("attention", 0, 0.0, n, 10, 4, 5 * n) for n in (1, 4)]
+    return bundle(folder, attention__csv=csv_text(NEWER, points))
+
+
+def test_a_newer_table_of_attention_says_the_same(tmp_path):
+    new, old = load(newer(tmp_path / "new")), load(bundle(tmp_path / "old"))
+    assert new.verify == old.verify
+    assert "2 points of decodes with several queries each are left out" in new.provenance.notes
+
+
+@pytest.mark.parametrize(
+    ("old", "fresh", "says"),
+    [
+        ("attention,0,0.0,1,10,1", "indexer,0,0.0,1,10,1", "layer: expected attention, got 'indexer'"),
+        ("attention,4,2.0,0,0", "attention,4,1.0,0,0", r"prefill_key: expected half of the 4 tokens or more, got 1\.0"),
+        ("1,10,1,10", "1,10,x,10", "decode_q_len: expected a whole number"),
+    ],
+)
+def test_a_newer_table_that_is_wrong(tmp_path, old, fresh, says):
+    folder = newer(tmp_path / "b")
+    text = (folder / "attention.csv").read_text()
+    assert old in text
+    (folder / "attention.csv").write_text(text.replace(old, fresh, 1))
+    with pytest.raises(SpecsimError, match=r"attention\.csv: line \d+: " + says):
+        load(folder)
+
+
 # Experts
 
 RAGGED = [(1, 2, 20), (4, 2, 24), (4, 4, 44), (4, 8, 84), (16, 2, 36), (16, 4, 56), (16, 8, 96)]

@@ -21,15 +21,14 @@ import numpy as np
 from specsim.files import read_text
 from specsim.hardware import Layered
 from specsim.importers.experts import expert_seconds
+from specsim.importers.kernels import SKEW, note_falls, read_attention, read_skew
 from specsim.importers.model_shape import ModelShape, check_known, check_shards, other_name, read_config
 from specsim.importers.profile_parts import (
     MICROSECONDS,
     Ask,
     Found,
     Point,
-    finite,
     in_order,
-    leaps,
     part,
     positive,
     read_table,
@@ -37,18 +36,7 @@ from specsim.importers.profile_parts import (
 )
 from specsim.types import SpecsimError
 
-ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 MOE = ("tokens", "activated_experts", "time_us")
-SKEW = ("pc", "n_label", "skew_rate_label", "kv_big_label", "kp_label", "alpha", "n_samples")
-SKEW_LABELS = {
-    "n_decode": ("n_label", "n"),
-    "skew_rate": ("skew_rate_label", "sr"),
-    "kv_longest": ("kv_big_label", "kvB"),
-    "kv_prefill": ("kp_label", "kp"),
-}
-SKEW_COLUMNS = ("prefill_chunk", *SKEW_LABELS, "alpha")
-BEYOND = 1 << 31
-"""The upper edge of a bucket that has none."""
 RAW = ("skew.csv", "step.csv", "mtp.csv")
 """Raw measurements behind others, whole steps for checking, and a drafter's kernels: no part of the target's step."""
 
@@ -77,12 +65,13 @@ def read_bundle(path: Path, ask: Ask) -> Found:
     ]
     tokens = _tokens(place, shape, ask, notes)
     rows = _rows_of_logits(place, notes)
+    shards = {str(tp): shard for tp, shard in _skew_shards(place.meta).items()}
     verify: dict[str, Any] = {
         "tokens": tokens,
         "rows": rows,
-        "attention": _attention(place, shape, notes),
+        "attention": read_attention(place.tables / "attention.csv", shape.layers, notes),
         "kv_reads": ask.kv_reads or "once",
-        "skew": None if ask.no_skew else _skew(place, notes),
+        "skew": None if ask.no_skew else read_skew(place.tables / "skew_fit.csv", shards.get(str(place.tp)), notes),
     }
     meta = place.meta
     versions = {name.removesuffix("_version"): str(meta[name]) for name in
@@ -320,71 +309,5 @@ def _by_layer(
         for a, b in itertools.pairwise(points):
             falls.append((b.seconds / a.seconds - 1, f"{name}, {a.size} to {b.size} {size}, {b.where}"))
         curves.append((points, layers[name]))
-    notes += _falls(path, falls, size)
+    notes += note_falls(path, falls, size)
     return curves
-
-
-def _attention(place: _Place, shape: ModelShape, notes: list[str]) -> dict[str, Any]:
-    """Attention of all layers at the measured points, s."""
-    path = place.tables / "attention.csv"
-    points: dict[tuple[int, ...], tuple[str, float]] = {}
-    for where, row in read_table(path, (*ATTENTION, "time_us")):
-        key = tuple(whole(f"{path}: {where}: {name}", row[name], 0) for name in ATTENTION)
-        if key in points:
-            raise SpecsimError(f"{path}: {where}: the same point as {points[key][0]}, expected each once")
-        seconds = positive(f"{path}: {where}: time_us", row["time_us"]) / MICROSECONDS
-        points[key] = where, seconds * shape.layers
-    falls = []
-    for axis, name in enumerate(ATTENTION):
-        # Along one axis, from each point to the next with the other three sizes the same.
-        ordered = sorted(points, key=lambda key: (*key[:axis], *key[axis + 1 :], key[axis]))
-        for a, b in itertools.pairwise(ordered):
-            if a[axis] < b[axis] and (*a[:axis], *a[axis + 1 :]) == (*b[:axis], *b[axis + 1 :]):
-                (_, low), (where, high) = points[a], points[b]
-                if leaps(a[axis], low, b[axis], high):
-                    raise SpecsimError(f"{path}: {where}: expected one unit, got a jump of {high / low:,.4g} times")
-                falls.append((high / low - 1, f"{name} {a[axis]} to {b[axis]}, {where}"))
-    notes += _falls(path, falls, "work")
-    columns: dict[str, Any] = dict(zip(ATTENTION, map(list, zip(*points, strict=True)), strict=True))
-    return columns | {"seconds": [seconds for _, seconds in points.values()]}
-
-
-def _falls(path: Path, changes: list[tuple[float, str]], what: str) -> list[str]:
-    """A note on the places where more work takes less time; real curves are jagged."""
-    falls = sorted(change for change in changes if change[0] < 0)
-    if not falls:
-        return []
-    named = "; ".join(f"{where}, {drop:.0%}" for drop, where in falls[:3])
-    return [f"{path.name}: times fall with more {what} at {len(falls)} of {len(changes)} places, kept ({named})."]
-
-
-def _skew(place: _Place, notes: list[str]) -> dict[str, Any] | None:
-    """The correction for sequences of unequal lengths; None where it was not measured."""
-    path = place.tables / "skew_fit.csv"
-    if not path.exists():
-        return None
-    columns: dict[str, list[Any]] = {name: [] for name in SKEW_COLUMNS}
-    for where, row in read_table(path, SKEW):
-        at = f"{path}: {where}"
-        columns["prefill_chunk"].append(whole(f"{at}: pc", row["pc"], 0))
-        for name, (label, sign) in SKEW_LABELS.items():
-            columns[name].append(_edge(f"{at}: {label}", row[label], sign))
-        columns["alpha"].append(finite(f"{at}: alpha", row["alpha"]))
-    noisy = sum(not 0 <= alpha <= 1 for alpha in columns["alpha"])
-    shards = _skew_shards(place.meta)
-    shard = shards.get(place.tp) or shards.get(str(place.tp))
-    default = shard.get("alpha_default") if isinstance(shard, dict) else None
-    notes.append(
-        f"Unequal lengths: {len(columns['alpha'])} fitted corrections (skew_fit.csv), {noisy} of them outside 0..1."
-    )
-    return columns | {"default": 0.0 if default is None else finite("meta.yaml: skew_fit: alpha_default", default)}
-
-
-def _edge(where: str, text: str, sign: str) -> float:
-    """The upper edge of a bucket's label: 128 of "n<=128", 0.15 of "sr<=15%", 16384 of "kvB<=16k"."""
-    label = re.fullmatch(rf"{sign}(<=|=|>)(\d+)(k|%|)", text.strip())
-    if label is None or (label[3] == "%") != (sign == "sr"):
-        raise SpecsimError(f"{where}: expected a bucket such as {sign}<=8{'%' if sign == 'sr' else ''}, got {text!r}")
-    if sign == "sr":
-        return 1.0 if label[1] == ">" else int(label[2]) / 100
-    return BEYOND if label[1] == ">" else int(label[2]) * (1024 if label[3] == "k" else 1)
