@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +14,34 @@ from specsim.ledger import Ledger
 # Rows of the matrix. A cycle only adds to TOKENS (made since the request joined, before its output
 # length clips them) and VERIFIED; where it reads the tape, its KV and its end all follow from those.
 # BASE: tape row at TOKENS = 0; NEED: tokens still to make then; KV0: KV tokens then; END: end of its
-# tape rows; JOINED: number of its first cycle here.
-_ID, _BASE, _NEED, _TOKENS, _KV0, _JOINED, _VERIFIED, _END = range(8)
+# tape rows; JOINED: number of its first cycle here; LAST: tokens made in its last cycle.
+_ID, _BASE, _NEED, _TOKENS, _KV0, _JOINED, _VERIFIED, _END, _LAST = range(9)
 
 ONES = np.ones(1 << 16, dtype=np.int64)
+
+
+class Gone(NamedTuple):
+    """A request that left. Of its KV tokens ``named`` are in blocks that can be found, ``held`` have blocks.
+
+    Blocks get their names as they are given out: of the tokens of a last cycle only the one that it began with has one.
+    """
+
+    request: int
+    named: int
+    held: int
 
 
 class Batch:
     """State and arithmetic of the decodes; requests join at the tail.
 
-    ``ids`` [n] is never changed in place, for schedulers keep it. ``kv_total`` counts KV tokens.
+    ``ids`` [n] is never changed in place, for schedulers keep it. ``kv_total`` counts KV tokens; a cycle holds
+    blocks for ``reserve`` more than a request has.
     """
 
-    def __init__(self, capacity: int, ledger: Ledger, tape: Tape | None) -> None:
-        self.ledger, self.tape = ledger, tape
+    def __init__(self, capacity: int, ledger: Ledger, tape: Tape | None, reserve: int = 1) -> None:
+        self.ledger, self.tape, self.reserve = ledger, tape, reserve
         self.width = 1 + (tape.gamma if tape else 0)
-        self.state = np.zeros((8, capacity), dtype=np.int64)
+        self.state = np.zeros((9, capacity), dtype=np.int64)
         self.n = self.kv_total = self.cycle = 0
         self.slack = 0  # each request may read at least this many more rows before its part of the tape ends
         self._parts = list(zip(tape.first.tolist(), tape.size.tolist(), strict=True)) if tape else []
@@ -58,6 +70,7 @@ class Batch:
             self.state[_JOINED, n : self.n] += 1
         tokens = self.tokens[:n]
         tokens += made
+        self.last[:n] = made
         if verified is not None:
             total = self.verified[:n]
             total += verified
@@ -82,30 +95,41 @@ class Batch:
             if tape is not None:
                 base, end = self._place(request, emitted, ledger.cycles[request])
                 self.slack = min(self.slack, end - base) if self.n else end - base
-            self.state[:, self.n] = (request, base, ledger.output_tokens[request] - emitted, 0, kv, self.cycle, 0, end)
+            self.state[:, self.n] = (
+                request,
+                base,
+                ledger.output_tokens[request] - emitted,
+                0,
+                kv,
+                self.cycle,
+                0,
+                end,
+                1,
+            )
             self.kv_total += kv
             self.n += 1
         self._bind()
 
-    def leave(self, gone: NDArray[np.bool_]) -> list[int]:
+    def leave(self, gone: NDArray[np.bool_]) -> list[Gone]:
         """Take out the requests marked in ``gone`` [n], enter what they did in the ledger, return them in order."""
-        ledger, requests = self.ledger, []
+        ledger, left = self.ledger, []
         for column in self.state[:, : self.n].compress(gone, axis=1).T.tolist():
-            request, _, need, tokens, kv, joined, verified, _ = column
+            request, _, need, tokens, kv, joined, verified, _, last = column
             cycles = self.cycle - joined
             ledger.emitted[request] += min(tokens, need)
             ledger.cycles[request] += cycles
             ledger.verified[request] += verified
             ledger.accepted[request] += tokens - cycles
             self.kv_total -= kv + tokens
-            requests.append(request)
+            begun = kv + tokens - last  # tokens that it had before its last cycle
+            left.append(Gone(request, begun + 1, begun + self.reserve if cycles else kv))
         kept = self.state[:, : self.n].compress(~gone, axis=1)
-        self.n -= len(requests)
+        self.n -= len(left)
         self.state[:, : self.n] = kept
         self._bind()
         if self.slack <= 0:
             self._wrap()
-        return requests
+        return left
 
     def emitted_by(self, domains: int) -> NDArray[np.int64]:
         """Tokens [domains] that the requests here have emitted since they joined."""
@@ -145,5 +169,6 @@ class Batch:
         """Name the rows of the state after its width changed."""
         live: Any = self.state[:, : self.n]
         self.base, self.need, self.tokens, self.verified = live[_BASE], live[_NEED], live[_TOKENS], live[_VERIFIED]
+        self.last = live[_LAST]
         self.ids = live[_ID].copy()
         self.ids.flags.writeable = False

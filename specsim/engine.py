@@ -15,10 +15,11 @@ from specsim.acceptance import Drafter
 from specsim.feeds import ClosedFeed, OpenFeed, shares_prefixes
 from specsim.hardware import Profile, step_cost
 from specsim.ledger import Ledger
-from specsim.replica import Replica, run_in_lockstep
+from specsim.replica import Replica
 from specsim.routing import ROUTERS, Router, make_router
 from specsim.rules import VLLM, Limits, Rules
 from specsim.schedulers import NoSpec, scheduler_name
+from specsim.stepping import run_in_lockstep
 from specsim.types import Ints, Result, SpecsimError, Window, stream
 from specsim.workload import ClosedLoop, Workload
 
@@ -129,7 +130,7 @@ class _Run:
         limits = self.limits = _limits(scenario, self.drafter, gamma)
         cost = step_cost(
             scenario.profile,
-            limits.max_num_batched_tokens,
+            limits.max_num_batched_tokens + gamma,  # the last decode of a full step has candidates beyond it
             limits.max_num_seqs,
             gamma,
             self.drafter.cost if self.drafter else None,
@@ -137,7 +138,7 @@ class _Run:
             hides_host=scenario.async_scheduling,
         )
         self.env = simpy.Environment()
-        self.ledger = Ledger(*shares_prefixes(scenario.workload))
+        self.ledger = Ledger(shares_prefixes(scenario.workload))
         self.done = self.env.event()
         self.replicas: list[Replica] = []
         for i in range(scenario.replicas):

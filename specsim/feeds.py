@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from specsim.kv import Content, contents
+from specsim.kv import contents, conversation
 from specsim.ledger import Ledger
 from specsim.rules import Limits
 from specsim.types import Ints
@@ -35,14 +35,12 @@ class Run(Protocol):
         """An edge of the measurement window."""
 
 
-def shares_prefixes(workload: Workload) -> tuple[bool, bool]:
-    """Whether prompts start alike, and whether they do because a request goes on where another ended."""
+def shares_prefixes(workload: Workload) -> bool:
+    """Whether prompts start alike: as their hashes tell, or because a request goes on where another ended."""
     if isinstance(workload, ClosedLoop):
-        return workload.has_turns, workload.has_turns
+        return workload.has_turns
     table = workload.table if isinstance(workload, Arrivals) else None
-    hashes = table is not None and table.prefix_hashes is not None
-    turns = table is not None and table.session_id is not None and not hashes
-    return hashes or turns, turns
+    return table is not None and (table.prefix_hashes is not None or table.session_id is not None)
 
 
 class OpenFeed:
@@ -56,7 +54,8 @@ class OpenFeed:
         if run.ledger.shares_prefixes:
             hashes, sessions = requests.prefix_hashes, requests.session_id
             known = None if sessions is None else sessions.tolist()
-            run.ledger.contents = contents(requests.prompt_tokens.tolist(), hashes, known, run.limits.block_size)
+            lengths = requests.prompt_tokens.tolist(), requests.output_tokens.tolist()
+            run.ledger.contents = contents(*lengths, hashes, known, run.limits.block_size)
         self.run, self.times = run, requests.arrival_s
         self.last = len(self.times)
         self.first = int(np.searchsorted(self.times, 0.1 * self.times[-1]))
@@ -130,8 +129,9 @@ class ClosedFeed:
         prompt, output = self.lengths[:, 0].tolist()
         self.lengths = self.lengths[:, 1:]
         self._add(np.array([self.said[user] + prompt]), np.array([output]))
-        self.run.ledger.contents.append(Content(("session", self.session[user])))
         self.said[user] += prompt + output
+        content = conversation(len(self.user), self.session[user], self.said[user], self.run.limits.block_size)
+        self.run.ledger.contents.append(content)
         self.more[user] -= 1
 
     def finished(self, requests: list[int]) -> None:

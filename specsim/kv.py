@@ -12,7 +12,7 @@ nobody was preempted, nothing could be found, and no order is kept.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,20 +42,41 @@ PREFIX_TOKENS = 512
 
 def contents(
     prompt_tokens: Sequence[int],
+    output_tokens: Sequence[int],
     hashes: Sequence[Sequence[int]] | None,
     sessions: Sequence[int] | None,
     block_size: int,
 ) -> list[Content]:
-    """What the requests of a workload hold: prompts of the same prefix hashes, or turns of one session, share it."""
-    found = []
-    for i, prompt in enumerate(prompt_tokens):
+    """What the requests of a workload hold: prompts of the same prefix hashes share them, and turns of one session
+    all that was said before. A prompt shorter than that begins its session anew.
+    """
+    found, said, epochs = [], dict[int, int](), dict[int, int]()
+    for i, (prompt, output) in enumerate(zip(prompt_tokens, output_tokens, strict=True)):
         if hashes is not None:
-            sizes = (min(PREFIX_TOKENS, prompt - k * PREFIX_TOKENS) // block_size for k in range(len(hashes[i])))
-            pairs = zip(hashes[i], sizes, strict=True)
-            found.append(Content(i, [(("prefix", key), size) for key, size in pairs if size > 0]))
+            found.append(Content(("own", i), split(hashes[i], prompt, block_size)))
+        elif sessions is not None:
+            session = sessions[i]
+            if prompt < said.get(session, 0):
+                epochs[session] = epochs.get(session, 0) + 1
+            said[session] = prompt + output
+            found.append(conversation(i, (session, epochs.get(session, 0)), prompt + output, block_size))
         else:
-            found.append(Content(("session", sessions[i]) if sessions is not None else i))
+            found.append(Content(("own", i)))
     return found
+
+
+def conversation(request: int, session: Hashable, tokens: int, block_size: int) -> Content:
+    """A turn that ends with ``tokens`` tokens said in its ``session``."""
+    return Content(
+        ("own", request), split([(session, k) for k in range(-(-tokens // PREFIX_TOKENS))], tokens, block_size)
+    )
+
+
+def split(keys: Sequence[Hashable], tokens: int, block_size: int) -> list[tuple[Hashable, int]]:
+    """The full blocks of ``tokens`` tokens by the key of the prefix in which each ends, keys without any left out."""
+    ends = [min((k + 1) * PREFIX_TOKENS, tokens) // block_size for k in range(len(keys))]
+    sizes = (end - start for start, end in zip([0, *ends], ends, strict=False))
+    return [(key, size) for key, size in zip(keys, sizes, strict=True) if size > 0]
 
 
 @dataclass(slots=True)
@@ -68,14 +89,15 @@ class _Free:
 
 @dataclass(slots=True)
 class _Chain:
-    """Blocks of consecutive content: ``cached`` from its start on hold theirs, up to token ``tokens`` of its owner.
+    """Blocks of consecutive content, of which ``cached`` from the start on hold theirs.
 
-    ``users``: how many of its blocks each running request takes from it; with none it stands in the queue.
+    ``users``: how many of its blocks each running request takes from it, one of which, the ``filler``, may make
+    it longer; with none it stands in the queue.
     """
 
     key: Hashable
     cached: int = 0
-    tokens: int = 0
+    filler: int | None = None
     users: list[int] = field(default_factory=list)
     free: _Free | None = None
 
@@ -116,13 +138,18 @@ class Pool:
 
     # Looking up and taking
 
-    def find(self, content: Content, tokens: int) -> Match:
-        """What a request that knows ``tokens`` tokens finds of them; the last is always computed anew."""
+    def find(self, content: Content, tokens: int, named: Callable[[int], int] = lambda request: 0) -> Match:
+        """What a request that knows ``tokens`` tokens finds of them; the last is always computed anew.
+
+        ``named`` tells how many tokens of a running request have blocks that can be found.
+        """
         limit = (tokens - 1) // self.block_size
         hit = in_use = 0
         parts = []
         for key, size in content.shared:
             chain = self._chains.get(key)
+            if chain and chain.filler is not None and chain.cached < size:
+                self.fill(chain.filler, named(chain.filler))
             found = min(chain.cached, size, limit - hit) if chain else 0
             parts.append(found)
             hit += found
@@ -130,7 +157,7 @@ class Pool:
             if found < size:
                 return Match(hit, in_use, parts)
         chain = self._chains.get(content.own)
-        own = min(chain.cached, limit - hit) if chain and chain.tokens <= tokens else 0
+        own = min(chain.cached, limit - hit) if chain else 0
         return Match(hit + own, in_use, parts, own)
 
     def take(self, request: int, content: Content, match: Match) -> None:
@@ -148,6 +175,7 @@ class Pool:
                 self.shared -= found
             assert chain is not None
             chain.users.append(found)
+            chain.filler = request if fills else chain.filler
             uses.append(_Use(chain, start, size, found, fills))
             start += size
         if uses:
@@ -165,18 +193,22 @@ class Pool:
 
     # Giving back
 
-    def release(self, request: int, content: Content, tokens: int, findable: bool) -> None:
-        """A request leaves with ``tokens`` tokens of KV; ``findable``: somebody may look for its own content."""
+    def release(self, request: int, content: Content, named: int, held: int, findable: bool) -> None:
+        """A request leaves, of whose tokens ``named`` can be found in full blocks and ``held`` have blocks.
+
+        ``findable``: it will look for its own content again.
+        """
+        self.fill(request, named)
         uses = self._uses.pop(request, [])
-        full, held = tokens // self.block_size, -(-tokens // self.block_size)
-        parts = [_inside(held - use.start, use.size) if use.fills else use.counted for use in uses]
+        full, blocks = named // self.block_size, -(-held // self.block_size)
+        parts = [_inside(blocks - use.start, use.size) if use.fills else use.counted for use in uses]
         own = full - sum(size for _, size in content.shared)
-        if own > 0 and findable and self.caching and content.own not in self._chains:
-            chain = self._chains[content.own] = _Chain(content.own, own, tokens)
-            self._push(held - sum(parts) - own, None)
+        if own > 0 and findable and self.caching:
+            chain = self._chains[content.own] = _Chain(content.own, own)
+            self._push(blocks - sum(parts) - own, None)
             self._push(own, chain)
         else:
-            self._push(held - sum(parts), None)
+            self._push(blocks - sum(parts), None)
         for use, part in zip(reversed(uses), reversed(parts), strict=True):
             self._leave(use, part)
         self._forget()
@@ -185,6 +217,7 @@ class Pool:
         """One request less uses a chain, of which it held ``part`` blocks; what nobody else uses is free."""
         chain, before = use.chain, use.chain.held
         chain.users.remove(use.counted)
+        chain.filler = None if use.fills else chain.filler
         left = chain.held
         self.shared += use.counted - (before - left)
         if chain.users:

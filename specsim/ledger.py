@@ -21,9 +21,8 @@ class Ledger:
     were found in the KV cache when the request was scheduled.
     """
 
-    def __init__(self, shares_prefixes: bool = False, has_turns: bool = False) -> None:
+    def __init__(self, shares_prefixes: bool = False) -> None:
         self.shares_prefixes = shares_prefixes  # the workload names prefixes or sessions
-        self.has_turns = has_turns  # a request's own KV is the start of a later request
         self.contents: list[Content] = []
         self.arrived = 0
         self.prompt_tokens: list[int] = []

@@ -17,12 +17,13 @@ import simpy
 from numpy.typing import NDArray
 
 from specsim.acceptance import Tape
-from specsim.batch import ONES, Batch
+from specsim.batch import ONES, Batch, Gone
 from specsim.hardware import Shape, StepCost
 from specsim.kv import Match, Pool
 from specsim.ledger import Ledger
 from specsim.rules import Limits, Rules
 from specsim.schedulers import ask, fresh
+from specsim.stepping import StepEnd
 from specsim.views import StepRecord, TapeOracleView, TapeView
 
 NOTHING_FOUND = Match()
@@ -82,7 +83,7 @@ class Replica:
         self.previous: deque[StepRecord] = deque(maxlen=PREVIOUS)
         self.uses_previous = getattr(scheduler, "uses_previous", True)
         self.trusted = type(scheduler).__module__ == "specsim.schedulers"  # what others return is checked
-        self.batch = Batch(limits.max_num_seqs, ledger, tape)
+        self.batch = Batch(limits.max_num_seqs, ledger, tape, self.reserve)
         self.wake = env.event()
 
     # The process: a step in three lines.
@@ -96,7 +97,7 @@ class Replica:
             self.plan_step()
             if self.batch.n or self.prefills:
                 seconds = self.begin_step()
-                yield self.env.timeout(seconds)
+                yield StepEnd(self.env, seconds)
                 self.end_step(seconds)
 
     @property
@@ -156,12 +157,13 @@ class Replica:
     def reserve_running(self, decodes: int) -> None:
         """Give ``decodes`` running decodes their 1+γ tokens, unfinished prefills a chunk, and all their KV."""
         budget = self.limits.max_num_batched_tokens
-        self.scheduled = min(decodes, budget // self.width)
+        self.scheduled, self.last_width = min(decodes, budget // self.width), self.width
         budget -= self.scheduled * self.width
+        if self.scheduled < decodes and budget:  # what is left of it is the next one's, which then has fewer drafts
+            self.scheduled, self.last_width, budget = self.scheduled + 1, budget, 0
         for p in self.prefills:
             p.chunk = min(p.tokens - p.done, budget)
             budget -= p.chunk
-            self.pool.fill(p.request, p.done + p.chunk)
         self.budget, self.preempted, self.counted = budget, False, False
         # A bound on the blocks needed, without a look at each request; counted only where it matters.
         most = (self.batch.kv_total + self.batch.n * (self.reserve + self.block - 1)) // self.block
@@ -169,11 +171,16 @@ class Replica:
         self.free_blocks = self.limits.kv_blocks - most
         if self.free_blocks < 0 or self.pool.tracking:
             self._count_blocks()
+        if self.pool.sharing:
+            for p in self.prefills:
+                self.pool.fill(p.request, p.done + p.chunk)
 
     def _count_blocks(self) -> None:
         """Count blocks request by request; on shortage preempt the tail of the running list."""
         self.counted = True
         reserve = np.where(np.arange(self.batch.n) < self.scheduled, self.reserve, 0)
+        if self.scheduled:
+            reserve[self.scheduled - 1] = min(self.reserve, self.last_width)
         needed = self._blocks(self.batch.kv_tokens() + reserve)
         used = int(needed.sum()) + sum(self._blocks(p.done + p.chunk) for p in self.prefills) + self.pool.shared
         if used > self.limits.kv_blocks:
@@ -193,17 +200,19 @@ class Replica:
             shared = pool.shared
             if self.prefills:
                 p = self.prefills.pop()
-                request, tokens, blocks = p.request, p.done, self._blocks(p.done + p.chunk)
+                request, named, held, blocks = p.request, p.done, p.done, self._blocks(p.done + p.chunk)
             else:
                 n -= 1
-                [request] = self.batch.leave(np.arange(n + 1) == n)
-                tokens, blocks = ledger.prompt_tokens[request] + ledger.emitted[request] - 1, int(needed[n])
-            pool.release(request, ledger.content(request), tokens, findable=True)
+                [(request, named, held)] = self.batch.leave(np.arange(n + 1) == n)
+                blocks = int(needed[n])
+            pool.release(request, ledger.content(request), named, held, findable=True)
             used += pool.shared - shared - blocks
             ledger.preemptions[request] += 1
             self.waiting.appendleft(request)
-        self.scheduled, self.preempted = min(self.scheduled, n), True
-        self.budget = self.limits.max_num_batched_tokens - self.scheduled * self.width
+        if n < self.scheduled:
+            self.scheduled, self.last_width = n, self.width
+        self.preempted = True
+        self.budget = self.limits.max_num_batched_tokens - (self.scheduled - 1) * self.width - self.last_width
         self.budget -= sum(p.chunk for p in self.prefills)
         return used
 
@@ -221,7 +230,7 @@ class Replica:
         while self.waiting and self.batch.n + len(self.prefills) < limits.max_num_seqs:
             request = self.waiting[0]
             tokens = ledger.prompt_tokens[request] + ledger.emitted[request]
-            match = pool.find(ledger.content(request), tokens) if pool.tracking else NOTHING_FOUND
+            match = pool.find(ledger.content(request), tokens, self._named) if pool.tracking else NOTHING_FOUND
             done = match.hit * self.block
             if limits.prefill_free:
                 # The prompt takes KV alone; the first token is there at once, and it decodes in this step.
@@ -251,13 +260,20 @@ class Replica:
             else:
                 self.prefills.append(Prefill(request, tokens, done, chunk))
 
-    def _leave_behind(self, finished: list[int]) -> None:
+    def _named(self, request: int) -> int:
+        """Tokens of a running request whose blocks can be found: they get their names as they are given out."""
+        place = np.flatnonzero(self.batch.ids == request)
+        if not len(place):
+            return next(p.done + p.chunk for p in self.prefills if p.request == request)
+        kv, last = int(self.batch.kv_tokens()[place[0]]), int(self.batch.last[place[0]])
+        return kv + 1 if place[0] < self.scheduled else kv - last + 1
+
+    def _leave_behind(self, finished: list[Gone]) -> None:
         """Requests finished: give their blocks back, and tell."""
         if self.pool.tracking:
-            for request in finished:
-                tokens = self.ledger.prompt_tokens[request] + self.ledger.output_tokens[request] - 1
-                self.pool.release(request, self.ledger.content(request), tokens, self.ledger.has_turns)
-        self.on_finish(finished)
+            for request, named, held in finished:
+                self.pool.release(request, self.ledger.content(request), named, held, findable=False)
+        self.on_finish([request for request, _, _ in finished])
 
     # 3. The scheduler, and 4. what the step costs and emits.
 
@@ -317,12 +333,17 @@ class Replica:
         if isinstance(view, TapeOracleView):
             view.accepted = tape.accepted.take(rows)
         lens: NDArray[np.int64] = self.schedule(view) if self.trusted else ask(self.scheduler, self.schedule, view)
-        return lens if tape.proposed is None else np.minimum(lens, tape.proposed.take(rows))
+        if tape.proposed is not None:
+            lens = np.minimum(lens, tape.proposed.take(rows))
+        if self.last_width < self.width:
+            lens = lens.copy()
+            lens[n - 1] = min(lens[n - 1], self.last_width - 1)
+        return lens
 
     def end_step(self, seconds: float) -> None:
         """Emit what a step of ``seconds`` produced; let finished requests go and finished prompts decode."""
         emitted = 0
-        finished: list[int] = []
+        finished: list[Gone] = []
         if self.scheduled:
             emitted, finished = self._emit(self.scheduled)
         if self.prefills:
@@ -341,7 +362,7 @@ class Replica:
         if finished:
             self._leave_behind(finished)
 
-    def _emit(self, n: int) -> tuple[int, list[int]]:
+    def _emit(self, n: int) -> tuple[int, list[Gone]]:
         """Decodes emit min(accepted, draft_len) + 1 tokens, clipped at their output length."""
         batch, tape = self.batch, self.tape
         if tape is None:
@@ -356,11 +377,11 @@ class Replica:
         if done is None:
             return emitted, []
         finished = batch.leave(done)
-        for request in finished:
+        for request, _, _ in finished:
             self.ledger.finish[request] = self.env.now
         return emitted, finished
 
-    def _first_tokens(self, requests: list[int]) -> list[int]:
+    def _first_tokens(self, requests: list[int]) -> list[Gone]:
         """Their prompts are done: emit a token each, and decode on unless that was the last one."""
         ledger, finished, going_on = self.ledger, [], []
         for request in requests:
@@ -371,31 +392,11 @@ class Replica:
                 going_on.append(request)
             else:
                 ledger.finish[request] = self.env.now
-                finished.append(request)
+                kv = ledger.prompt_tokens[request] + ledger.emitted[request] - 1
+                finished.append(Gone(request, kv, kv))
         self.batch.join(going_on)
         return finished
 
     def close(self) -> None:
         """The run is over: enter what requests still decoding here have done."""
         self.batch.leave(np.ones(self.batch.n, dtype=bool))
-
-
-def run_in_lockstep(env: simpy.Environment, replicas: list[Replica]) -> Generator[simpy.Event, None, None]:
-    """Step replicas together, as ranks that exchange experts' tokens do: the slowest decides how long a step lasts.
-
-    A rank without work steps along (an empty forward, never the slowest).
-    """
-    while True:
-        if not any(r.busy for r in replicas):
-            wake = env.event()
-            for r in replicas:
-                r.wake = wake
-            yield wake
-        for r in replicas:
-            r.plan_step()
-        working = [r for r in replicas if r.batch.n or r.prefills]
-        if working:
-            seconds = max([r.begin_step() for r in working])
-            yield env.timeout(seconds)
-            for r in working:
-                r.end_step(seconds)

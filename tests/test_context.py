@@ -187,10 +187,20 @@ def test_the_command_line_takes_both(tmp_path, run):
     for text, says in (
         ("age:3", "--acceptance-by: expected context:TOKENS"),
         ("position:x", "--acceptance-by: expected whole numbers"),
+        ("position:9,3", "--acceptance-by: expected increasing tokens, got 9,3"),
+        ("context:4096", "its blocks lie at 8 to 47 tokens of context, expected edges among them, got 4096"),
     ):
         code, _, err = run(*call, "--trace", tmp_path / "t.parquet", "--acceptance-by", text)
         assert code == 2
         assert says in err
+    for option, value in (("--turns", "0"), ("--turns", "abc"), ("--prompt-tokens", "many")):
+        code, _, err = run(*call, "--trace", tmp_path / "t.parquet", option, value)
+        assert code == 2
+        assert err.startswith(f"error: {option}: ")
+    for option in (("--lockstep",), ("--router", "vllm")):
+        code, _, err = run(*call, "--trace", tmp_path / "t.parquet", *option)
+        assert code == 2
+        assert "has no meaning with one replica" in err
     code, _, err = run(*call, "--trace", tmp_path / "far.json", "--acceptance-by", "position:3")
     assert code == 2
     assert "--acceptance-by: expected a recorded trace" in err

@@ -92,17 +92,19 @@ def test_a_decode_reserves_its_whole_block_before_prefill_and_what_is_trimmed_is
 
 
 def test_decodes_beyond_the_budget_wait_their_turn_in_running_order():
-    # 9 tokens hold two blocks of 1 + 3; the third decode has no cycle in that step.
-    result = run(
-        make_arrivals([0.0] * 3, 3, [5, 9, 5]), always(3, 3), StaticGamma(3), max_num_batched_tokens=9
-    )  # fmt: skip
+    # 9 tokens hold two blocks of 1 + 3; the third decode gets the token that is left, and no drafts.
+    arrivals = make_arrivals([0.0] * 3, 3, [5, 9, 5])
+    result = run(arrivals, always(3, 3), StaticGamma(3), max_num_batched_tokens=9)
     assert rows(result, ["num_seqs", "num_tokens", "draft_tokens", "emitted"]) == [
         (0, 9, 0, 3),
-        (2, 8, 6, 8),
-        (2, 8, 6, 8),
+        (3, 9, 6, 9),
+        (2, 8, 6, 7),
     ]
-    assert column(result, "cycles") == [1, 2, 1]
+    assert column(result, "cycles") == [1, 2, 2]
     assert column(result, "finish") == [ends(result)[1], ends(result)[2], ends(result)[2]]
+    # Of 8 nothing is left for it.
+    wait = run(arrivals, always(3, 3), StaticGamma(3), max_num_batched_tokens=8)
+    assert rows(wait, ["num_seqs", "draft_tokens"])[1] == (2, 6)
 
 
 def test_several_prompts_share_a_step_while_the_budget_lasts():

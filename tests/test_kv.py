@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.kv import PREFIX_TOKENS, Content, Pool, contents
+from specsim.kv import PREFIX_TOKENS, Content, Pool, contents, conversation
 
 SIZE = 128  # tokens in a block: four blocks in a shared prefix
 KEPT = PREFIX_TOKENS // SIZE
@@ -65,7 +65,7 @@ class Both:
 
     def hashes(self, content, tokens):
         shared = [(key, k) for key, size in content.shared for k in range(size)]
-        own = [(content.own, k) for k in range(tokens // SIZE - len(shared))]
+        own = [(content.own, k) for k in range(max(tokens // SIZE - len(shared), 0))]
         return (shared + own)[: tokens // SIZE]
 
     def used(self):
@@ -108,7 +108,7 @@ class Both:
         if not self.pool.tracking:
             self.pool.settle(self.used())
         tokens = self.tokens.pop(request)
-        self.pool.release(request, content, tokens, findable)
+        self.pool.release(request, content, tokens, tokens, findable)
         blocks = self.held.pop(request)
         if not findable:  # nobody has this content: forget its names, as nobody will ask for them
             for block in blocks[sum(size for _, size in content.shared) :]:
@@ -140,10 +140,11 @@ def test_what_is_found_is_what_single_blocks_would_hold(data, blocks, kind):
                 prompt = count * PREFIX_TOKENS + data.draw(st.integers(1, 700))
             elif kind == "sessions":
                 session = data.draw(st.integers(0, 3))
-                if any(content[r].own == ("session", session) for r in [*running, *waiting]):
+                if any(content[r].own[1] == session for r in [*running, *waiting]):
                     continue  # the turn before has not ended
-                content[step] = Content(("session", session))
                 prompt = turns.get(session, 0) + data.draw(st.integers(1, 900))
+                most = prompt + 400  # no request grows further
+                content[step] = conversation(step, session, most, SIZE)._replace(own=("own", session, step))
             else:
                 content[step], prompt = Content(step), data.draw(st.integers(1, 900))
             tokens[step] = prompt
@@ -154,7 +155,7 @@ def test_what_is_found_is_what_single_blocks_would_hold(data, blocks, kind):
                 running.append(waiting.pop())
         elif action == "grow" and running:
             request = data.draw(st.sampled_from(running))
-            tokens[request] += data.draw(st.integers(1, 300))
+            tokens[request] += data.draw(st.integers(1, 40 if kind == "sessions" else 300))
             both.grow(request, content[request], tokens[request])
             tokens[request] = both.tokens[request]
         elif action == "preempt" and running:
@@ -163,7 +164,7 @@ def test_what_is_found_is_what_single_blocks_would_hold(data, blocks, kind):
             waiting.append(request)
         elif action == "finish" and running:
             request = running.pop(data.draw(st.integers(0, len(running) - 1)))
-            both.leave(request, content[request], findable=kind == "sessions")
+            both.leave(request, content[request], findable=False)
             if kind == "sessions":
                 turns[content[request].own[1]] = tokens[request] + 1
     for request in running:
@@ -175,7 +176,7 @@ def test_what_is_found_is_what_single_blocks_would_hold(data, blocks, kind):
 def test_a_preempted_request_finds_the_start_that_was_not_taken():
     pool = Pool(10, 16)
     pool.settle(5)
-    pool.release(0, Content(0), 5 * 16, findable=True)
+    pool.release(0, Content(0), 5 * 16, 5 * 16, findable=True)
     assert pool.find(Content(0), 5 * 16).hit == 4  # the last token is computed anew
     assert pool.find(Content(0), 5 * 16 + 1).hit == 5
     pool.settle(7)  # the five that were free before, then its last two
@@ -188,17 +189,29 @@ def test_a_preempted_request_finds_the_start_that_was_not_taken():
 def test_without_caching_nothing_is_found():
     pool = Pool(10, 16, caching=False, sharing=True)
     pool.settle(5)
-    pool.release(0, Content(0), 5 * 16, findable=True)
+    pool.release(0, Content(0), 5 * 16, 5 * 16, findable=True)
     assert not pool.tracking
     assert pool.find(Content(0), 81).hit == 0
 
 
 def test_contents_of_prompts_and_sessions():
-    assert contents([1100], [[7, 8, 9]], None, 16) == [
-        Content(0, [(("prefix", 7), 32), (("prefix", 8), 32), (("prefix", 9), 4)])
-    ]
-    assert contents([1030], [[7, 8, 9]], None, 16)[0].shared == [(("prefix", 7), 32), (("prefix", 8), 32)]
-    assert contents([5, 6], None, [3, 3], 16) == [Content(("session", 3))] * 2
+    three = [(7, 32), (8, 32), (9, 4)]
+    assert contents([1100], [1], [[7, 8, 9]], None, 16) == [Content(("own", 0), three)]
+    assert contents([1030], [1], [[7, 8, 9]], None, 16)[0].shared == three[:2]
+    first, second, third = contents([500, 1100, 100], [20, 5, 1], None, [3, 3, 3], 16)
+    assert first.shared == [(((3, 0), 0), 32)]  # 520 tokens: the last eight fill no block
+    assert second.shared == [(((3, 0), 0), 32), (((3, 0), 1), 32), (((3, 0), 2), 5)]
+    assert third.shared == [(((3, 1), 0), 6)]  # shorter than what was said: another conversation
+    assert contents([5], [1], None, None, 16) == [Content(("own", 0))]
+
+
+@pytest.mark.parametrize("block", [16, 48, 100, 512, 1000, 1024, 2048])
+def test_a_block_belongs_to_the_prefix_in_which_it_ends(block):
+    sizes = dict(contents([4096], [1], [list(range(8))], None, block)[0].shared)
+    assert sum(sizes.values()) == 4096 // block
+    for k in range(8):
+        ends = [e for e in range(block, 4097, block) if 512 * k < e <= 512 * (k + 1)]
+        assert sizes.get(k, 0) == len(ends)
 
 
 def test_two_that_start_alike_hold_the_start_once():
@@ -209,9 +222,9 @@ def test_two_that_start_alike_hold_the_start_once():
         pool.fill(i, 600)
     assert match == (KEPT, KEPT, [KEPT], 0)
     assert pool.shared == -KEPT
-    pool.release(0, alike[0], 600, findable=False)
+    pool.release(0, alike[0], 600, 600, findable=False)
     assert pool.find(alike[0], 600).in_use == KEPT
-    pool.release(1, alike[1], 600, findable=False)
+    pool.release(1, alike[1], 600, 600, findable=False)
     assert pool.find(alike[0], 600) == (KEPT, 0, [KEPT], 0)
 
 
@@ -224,16 +237,8 @@ def test_a_start_that_another_still_computes_is_shared_as_far_as_it_is():
     assert match == (2, 2, [2], 0)
     pool.take(1, second, match)
     assert pool.shared == -2
-    pool.release(0, first, 2 * SIZE + 5, findable=True)  # put out before it was done
+    pool.release(0, first, 2 * SIZE + 5, 2 * SIZE + 5, findable=True)  # put out before it was done
     assert pool.shared == 0
-    pool.release(1, second, 600, findable=False)
+    pool.release(1, second, 600, 600, findable=False)
     assert pool.shared == 0
     assert pool.find(first, 600).hit == 2
-
-
-@pytest.mark.parametrize("tokens", [40, 200])
-def test_a_shorter_prompt_of_a_session_is_another_conversation(tokens):
-    pool = Pool(100, 16, sharing=True)
-    pool.settle(10)
-    pool.release(0, Content(("session", 1)), 160, findable=True)
-    assert pool.find(Content(("session", 1)), tokens).hit == (10 if tokens == 200 else 0)

@@ -17,12 +17,13 @@ import numpy as np
 import typer
 
 from specsim import schedulers
-from specsim.acceptance import Drafter, load_drafter
+from specsim.acceptance import WHAT, Drafter, load_drafter
+from specsim.blocktrace import Trace
 from specsim.engine import Policy
 from specsim.importers.arrivals import open_workload
 from specsim.synthesis import Synthetic
 from specsim.types import SpecsimError
-from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp, Workload, parse_lengths
+from specsim.workload import Arrivals, ClosedLoop, Gamma, Lengths, Poisson, Ramp, Workload, parse_lengths
 
 PATH_KEYS = ("profile", "trace", "arrivals")
 
@@ -92,8 +93,27 @@ def _along(drafter: Drafter, text: str | None) -> Drafter:
     by, colon, edges = text.partition(":")
     if by not in ("context", "position") or not colon:
         raise SpecsimError(f"--acceptance-by: expected context:TOKENS,.. or position:TOKENS,.., got {text!r}")
-    tokens = sorted(int(edge) for edge in parse_numbers("--acceptance-by", edges, whole=True))
-    return replace(drafter, by="position" if by == "position" else "context", edges=tuple(tokens))
+    tokens = [int(edge) for edge in parse_numbers("--acceptance-by", edges, whole=True)]
+    if tokens != sorted(tokens):
+        raise SpecsimError(f"--acceptance-by: expected increasing tokens, got {edges}")
+    cut = replace(drafter, by="position" if by == "position" else "context", edges=tuple(tokens))
+    blocks = cut.tape()
+    if len(set(zip(blocks.first.tolist(), blocks.size.tolist(), strict=True))) <= len(blocks.domains):
+        low, high = _reach(drafter, by)
+        raise SpecsimError(
+            f"--acceptance-by: trace {drafter.name}: its blocks lie at {low:,} to {high:,} tokens of {WHAT[cut.by]}, "
+            f"expected edges among them, got {edges}"
+        )
+    return cut
+
+
+def _reach(drafter: Drafter, by: str) -> tuple[int, int]:
+    """The tokens of context or of the answer before the first and the last block of a recorded trace."""
+    trace = drafter.acceptance
+    assert isinstance(trace, Trace)
+    before = trace.prompt_tokens if by == "context" and trace.prompt_tokens is not None else 0
+    at = trace.position + before
+    return int(at.min()), int(at.max())
 
 
 def policy_files(text: str) -> list[Path]:
@@ -251,6 +271,13 @@ def parse_domains(text: str) -> dict[str, float]:
     return domains
 
 
+def _law(option: str, text: str) -> Lengths:
+    try:
+        return parse_lengths(text)
+    except SpecsimError as error:
+        raise SpecsimError(f"{option}: {error}") from error
+
+
 def parse_workloads(
     closed: str | None,
     poisson: str | None,
@@ -287,10 +314,11 @@ def parse_workloads(
             raise SpecsimError(f"{option}: has no meaning with {given[0]}")
     if num_requests is not None and num_requests < 1:
         raise SpecsimError(f"--num-requests: expected 1 or more, got {num_requests}")
-    prompt, output = parse_lengths(prompt_tokens or "512"), parse_lengths(output_tokens or "256")
+    prompt = _law("--prompt-tokens", prompt_tokens or "512")
+    output = _law("--output-tokens", output_tokens or "256")
     if closed is not None:
         users = [int(c) for c in parse_numbers("--closed", closed, whole=True)]
-        said = parse_lengths(turns or "1")
+        said = _law("--turns", turns or "1")
         return [ClosedLoop(c, prompt, output, think, measured=num_requests, turns=said) for c in users]
     if poisson is not None:
         rates = parse_numbers("--poisson", poisson)

@@ -14,6 +14,7 @@ from specsim.acceptance import Drafter
 from specsim.cli.inputs import parse_domains, parse_names, parse_policies, parse_workloads, policy_files, read_scenario
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
+from specsim.routing import ROUTERS
 from specsim.rules import RULES, VLLM
 from specsim.types import SpecsimError
 from specsim.workload import Workload
@@ -170,6 +171,9 @@ class Options:
         """The base scenario, the policies and the workloads that were asked for."""
         if self.profile is None:
             raise SpecsimError("--profile: expected a hardware profile, such as hw_profiles/dsv4-flash-b300-tp4.json")
+        for name, told in (("--lockstep", self.lockstep), ("--router", self.router in ROUTERS[1:])):
+            if told and self.replicas == 1:
+                raise SpecsimError(f"{name}: has no meaning with one replica (--replicas N)")
         profile = load_profile(self.profile)
         drafter, policies = parse_policies(self.scheduler or ["NoSpec"], self.trace, self.gamma, self.acceptance_by)
         workloads = parse_workloads(
