@@ -46,6 +46,7 @@ COLUMNS = {
     ),
     "a pair twice": ("tokens,kv_tokens,ms\n1,0,5\n1,9,6\n1,0,7\n", "line 4: 1 tokens with 0 KV tokens stand there and"),
     "part": ("part,x,ms\nprefill,1,5\n", "line 2: part: expected verify or draft, got 'prefill'"),
+    "a wide cell": (f"tokens,ms\n1,5\n2,{'1' * 200_000}\n", "line 3: expected CSV: field larger than field limit"),
     "no verify": ("part,x,ms\ndraft,1,5\n", "verify: expected a table of times by tokens, got none"),
 }
 
@@ -94,7 +95,12 @@ JSONS = {
         "schema: expected another's file, got 'specsim.profile/1': it needs no",
     ),
     "nothing known": ({"a": 1}, r"expected one of the formats .*, got fields \['a'\]"),
-    "a list": ([1], "expected one of the formats"),
+    "a list": ([], "expected one of the formats .*, got a list$"),
+    "a key twice": (
+        '{"verify": {"1": 5, "1": 6, "8": 7}}',
+        "expected JSON: the key '1' stands twice in one object",
+    ),
+    "nested": ("[" * 100_000, "expected JSON: nested too deep"),
     "broken": ("{", "expected JSON: "),
     "null": ("null\n", "expected columns of tokens and time, got JSON of another kind: null$"),
     "true": ("true", "got JSON of another kind: a truth value$"),

@@ -196,6 +196,8 @@ def test_rows_of_a_file(tmp_path):
             "concurrency,gamma,throughput,interactivity,running\n16,0,400,50,4\n",
             "row 1: throughput, interactivity: 4 requests .* at most 200, got a throughput of 400",
         ),
+        (f"{HEAD},gamma\n1,0,100,,,3\n", "column 'gamma': stands twice in the header, expected each column once"),
+        (f"{HEAD}\n\n# a note\n1,0,{'1' * 200_000},,\n", "line 4: expected CSV: field larger than field limit"),
         (f"{HEAD}\n1,0,1e300,,\n", r"row 1: throughput: expected 0.001 to 1,000,000 .*, got 1e\+300"),
         (f"{HEAD}\n1,0,1e-300,,\n", "row 1: throughput: expected 0.001 to 1,000,000 .*, got 1e-300"),
         (f"{HEAD}\n1,0,,1e300,\n", "row 1: interactivity: expected a number 0.001 or more, 1,000,000 at most"),

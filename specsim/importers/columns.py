@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from specsim.files import csv_rows, parse_json
 from specsim.importers.profile_parts import UNITS, Ask, Point, json_kind, positive, read_unit, unit_of, whole
 from specsim.types import SpecsimError
 
@@ -37,11 +36,13 @@ class Row:
 def read_rows(path: Path, text: str, ask: Ask, first: str = "tokens") -> list[Row]:
     """The rows of columns divided by commas, semicolons or white space; the first column is ``first`` if unnamed."""
     _refuse_json(path, text, first)
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
-    if not lines:
+    lines = ["" if line.startswith("#") or not line.strip() else line for line in text.splitlines()]
+    start = next((line for line in lines if line), None)
+    if start is None:
         raise SpecsimError(f"{path}: expected columns of {first} and time, got an empty file")
-    divider = next((mark for mark in ",;\t" if mark in lines[0][1]), None)
-    table = [(i, next(csv.reader([line], delimiter=divider)) if divider else line.split()) for i, line in lines]
+    divider = next((mark for mark in ",;\t" if mark in start), None)
+    split = csv_rows(path, lines, delimiter=divider) if divider else enumerate((line.split() for line in lines), 1)
+    table = [(i, cells) for i, cells in split if cells]
     heads = [cell.strip() for cell in table[0][1]]
     if all(_is_number(head) for head in heads):
         if len(heads) != 2:
@@ -73,8 +74,8 @@ def read_rows(path: Path, text: str, ask: Ask, first: str = "tokens") -> list[Ro
 def _refuse_json(path: Path, text: str, first: str) -> None:
     """Raise SpecsimError where the whole text is one JSON value: that is none of the tables written as JSON."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = parse_json(text)
+    except ValueError:
         return
     raise SpecsimError(f"{path}: expected columns of {first} and time, got JSON of another kind: {json_kind(data)}")
 

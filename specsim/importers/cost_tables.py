@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specsim.files import read_text
+from specsim.files import parse_json, read_text
 from specsim.hardware import Additive, DraftCost, Table1D, Table2D
 from specsim.importers.columns import Row, read_rows
 from specsim.importers.profile_parts import (
@@ -301,7 +300,7 @@ def _increasing(path: Path, points: list[Point]) -> None:
 def _object(path: Path, text: str, fields: tuple[str, ...]) -> dict[str, Any]:
     """A JSON object with exactly these fields (any, if none are named)."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise SpecsimError(f"{path}: expected JSON: {error}") from error
     if not isinstance(data, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import re
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from specsim.files import first_error, read_text
+from specsim.files import csv_rows, first_error, read_text
 from specsim.hardware import DraftCost, Profile, Provenance
 from specsim.hardware.profile import SCHEMA, Verify
 from specsim.types import SpecsimError
@@ -284,19 +283,19 @@ def note_of_falls(points: Sequence[Point], what: str = "tokens", monotone: bool 
 
 def read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
     """The rows of a CSV file that has these columns, perhaps the ``optional`` ones, and no others."""
-    lines = csv.reader(read_text(path).splitlines())
-    heads = [cell.strip() for cell in next(lines, [])]
+    lines = csv_rows(path, read_text(path).splitlines())
+    heads = [cell.strip() for cell in next(lines, (0, []))[1]]
     strange = [head for head in heads if head not in (*columns, *optional)]
     missing = [name for name in columns if name not in heads]
     if strange or missing or len(set(heads)) != len(heads):
         raise SpecsimError(f"{path}: expected the columns {', '.join(columns)}, got {', '.join(heads) or 'none'}")
     rows = []
-    for cells in lines:
+    for line, cells in lines:
         if not cells:
             continue
         if len(cells) != len(heads):
-            raise SpecsimError(f"{path}: line {lines.line_num}: expected {len(heads)} columns, got {len(cells)}")
-        rows.append(Row(f"line {lines.line_num}", dict(zip(heads, cells, strict=True))))
+            raise SpecsimError(f"{path}: line {line}: expected {len(heads)} columns, got {len(cells)}")
+        rows.append(Row(f"line {line}", dict(zip(heads, cells, strict=True))))
     if not rows:
         raise SpecsimError(f"{path}: expected rows below the header, got none")
     return rows
