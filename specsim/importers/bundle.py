@@ -24,16 +24,15 @@ from specsim.importers.experts import expert_seconds
 from specsim.importers.kernels import SKEW, note_falls, read_attention, read_skew
 from specsim.importers.model_shape import ModelShape, check_known, check_shards, other_name, read_config
 from specsim.importers.profile_parts import (
-    MICROSECONDS,
     Ask,
     Found,
     Point,
     in_order,
     part,
-    positive,
     read_table,
     whole,
 )
+from specsim.importers.units import in_seconds
 from specsim.types import SpecsimError
 
 MOE = ("tokens", "activated_experts", "time_us")
@@ -298,7 +297,7 @@ def _by_layer(
             raise SpecsimError(
                 f"{path}: {where}: layer {name!r} has no place in this model's forward: expected {', '.join(layers)}"
             )
-        seconds = positive(f"{path}: {where}: time_us", row["time_us"]) / MICROSECONDS
+        seconds = in_seconds(f"{path}: {where}: time_us", row["time_us"], "us")
         found.setdefault(name, []).append(Point(where, whole(f"{path}: {where}: {size}", row[size]), seconds))
     missing = [name for name in layers if name not in found and name not in optional]
     if missing:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specsim.files import read_text
-from specsim.importers.profile_parts import MICROSECONDS, finite, leaps, positive, read_table, whole
+from specsim.importers.profile_parts import finite, leaps, read_table, whole
+from specsim.importers.units import in_seconds
 from specsim.types import SpecsimError
 
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -41,7 +42,7 @@ def read_attention(path: Path, layers: int, notes: list[str]) -> dict[str, Any]:
         key = tuple(whole(f"{path}: {where}: {name}", cells[name], 0) for name in ATTENTION)
         if key in points:
             raise SpecsimError(f"{path}: {where}: the same point as {points[key][0]}, expected each once")
-        seconds = positive(f"{path}: {where}: time_us", row["time_us"]) / MICROSECONDS
+        seconds = in_seconds(f"{path}: {where}: time_us", row["time_us"], "us")
         points[key] = where, seconds * layers
     falls = []
     for axis, name in enumerate(ATTENTION):

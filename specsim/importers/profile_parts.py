@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +18,6 @@ from specsim.types import SpecsimError
 
 PartType = TypeVar("PartType", bound=BaseModel)
 
-UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
-"""Names of units and how many of them are a second."""
-_SPELLINGS = {
-    "s": ("s", "sec", "secs", "second", "seconds"),
-    "ms": ("ms", "msec", "millisecond", "milliseconds"),
-    "us": ("us", "usec", "µs", "μs", "microsecond", "microseconds"),
-}
-_UNIT_OF = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings}
-
-MICROSECONDS = UNITS["us"]
 LEAP = 100.0
 """A price that changes by more than this from one size to the next is taken for a change of unit: the
 steepest cliff published, from CUDA graphs to eager kernels, is a factor of five."""
@@ -185,19 +174,6 @@ def part(path: str | Path, model: type[PartType], data: dict[str, Any]) -> PartT
         raise SpecsimError(f"{path}: {first_error(error)}") from error
 
 
-def unit_of(name: str) -> str | None:
-    """The unit in a column's name, "ms" of "verify_ms" and "step time (ms)"; None where it names none."""
-    last = re.split(r"[^a-zµμ]+", name.lower().strip(" )]}"))[-1]
-    return _UNIT_OF.get(last)
-
-
-def read_unit(text: str) -> str:
-    """The unit a user named; SpecsimError for one that is not known."""
-    if text.lower() not in _UNIT_OF:
-        raise SpecsimError(f"--unit: expected one of {', '.join(UNITS)}, got {text!r}")
-    return _UNIT_OF[text.lower()]
-
-
 def whole(where: str, value: Any, least: int = 1) -> int:
     """A whole number of at least ``least``, from JSON or CSV text."""
     number = _number(value)
@@ -251,10 +227,11 @@ def in_order(path: str | Path, points: Sequence[Point], what: str = "tokens") ->
         if a.size == b.size:
             raise SpecsimError(f"{path}: {b.where}: {b.size} {what} stand there and at {a.where}, expected each once")
         if leaps(a.size, a.seconds, b.size, b.seconds):
-            leap = b.seconds / a.seconds
+            leap = max(a.seconds, b.seconds) / min(a.seconds, b.seconds)
+            times = f"{leap:,.0f}" if leap < 1e6 else f"{leap:.2g}" if leap < math.inf else "over 1e308"
             raise SpecsimError(
                 f"{path}: {b.where}: expected one unit, got {b.seconds:.4g} s at {b.size} {what} after "
-                f"{a.seconds:.4g} s at {a.size}: a jump of {max(leap, 1 / leap):,.0f} times looks like mixed units"
+                f"{a.seconds:.4g} s at {a.size}: a jump of {times} times looks like mixed units"
             )
     return points
 

@@ -85,6 +85,8 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
         if not (given is None or given is False or field.name in (*COMMON, *uses)):
             users = ", ".join(other for other, (_, known) in _READERS.items() if field.name in known)
             raise SpecsimError(f"{path}: {option(field.name)}: has no meaning for the format {name}, only for {users}")
+    if ask.draft is not None and path.exists() and ask.draft.exists() and path.samefile(ask.draft):
+        raise SpecsimError(f"--draft: {ask.draft}: is the source itself, expected another file")
     draft = read_draft(ask)
     found = with_draft(path, read(path, text, ask), draft)
     return build_profile(path, found, ask), list(found.warnings)
