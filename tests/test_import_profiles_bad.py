@@ -193,6 +193,8 @@ def test_one_line_says_what_is_wrong_with_json(write, name):
         (TABLES, {"capture_limit": 0}, "--capture-limit: expected 1 to 10,000,000, got 0"),
         (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected 0 to 1,000, got -1"),
         (TABLES, {"host_seconds": float("nan")}, "--host-seconds: expected 0 to 1,000, got nan"),
+        (TABLES, {"gpus": 2, "tp": 4}, "--gpus: expected a multiple of --tp 4, got 2"),
+        (TABLES, {"gpus": 6, "tp": 4}, "--gpus: expected a multiple of --tp 4, got 6"),
         (TABLES, {"gpus": 0}, "--gpus: expected 1 to 10,000, got 0"),
         ("tokens,ms\n1,5\n", {"unit": "s"}, "--unit: the column 'ms' is in ms, got s"),
         ({"verify_us": {"1": 5}}, {"unit": "s"}, "--unit: verify_us is in us, got s"),

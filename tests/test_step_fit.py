@@ -256,6 +256,11 @@ def test_loads_that_leave_no_time_for_one_token_are_refused(tmp_path, capsys):
     assert "expected a load without drafts at fewer than 8 users" in err
 
 
+def test_gpus_are_whole_groups_of_tensor_parallel(tmp_path, capsys):
+    code, err, profile = fit_file(tmp_path, capsys, ["1,0,50,", "4,0,160,"], "--gpus", "6", "--tp", "4")
+    assert (code, err, profile) == (2, "error: --gpus: expected a multiple of --tp 4, got 6\n", None)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [

@@ -30,6 +30,7 @@ from specsim.importers.profile_parts import (
     in_order,
     part,
     read_table,
+    shown,
     whole,
 )
 from specsim.importers.units import in_seconds
@@ -177,14 +178,15 @@ def _meta(*folders: Path) -> Mapping[str, Any]:
         raise SpecsimError(f"{path}: expected YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise SpecsimError(f"{path}: expected a mapping, got {type(data).__name__}")
-    return data
+    degrees = data.get("tp_degrees") or []
+    if not isinstance(degrees, list):
+        raise SpecsimError(f"{path}: tp_degrees: expected a list, got {shown(degrees)}")
+    return data | {"tp_degrees": [whole(f"{path}: tp_degrees", degree) for degree in degrees]}
 
 
 def _degrees(meta: Mapping[str, Any]) -> list[int]:
-    degrees = meta.get("tp_degrees") or []
-    if not isinstance(degrees, list):
-        raise SpecsimError(f"meta.yaml: tp_degrees: expected a list, got {degrees!r}")
-    return [whole("meta.yaml: tp_degrees", degree) for degree in degrees]
+    degrees: list[int] = meta.get("tp_degrees", [])
+    return degrees
 
 
 def _config_path(place: _Place, ask: Ask) -> Path:

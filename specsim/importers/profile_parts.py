@@ -94,6 +94,12 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def check_gpus(gpus: int, tp: int) -> None:
+    """Refuse GPUs that are no whole number of tensor-parallel groups: throughput a GPU would be off."""
+    if gpus % tp:
+        raise SpecsimError(f"--gpus: expected a multiple of --tp {tp}, got {gpus}")
+
+
 @dataclass(frozen=True)
 class Found:
     """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now.
@@ -137,6 +143,7 @@ class Row(NamedTuple):
 def build_profile(path: Path, found: Found, ask: Ask) -> Profile:
     """The profile that says what was ``found`` at ``path``; what the user told goes before what the file says."""
     tp = ask.tp or found.tp or 1
+    check_gpus(ask.gpus or tp, tp)
     notes = [*found.notes, *found.warnings]
     if ask.gpus is None and ask.tp is None and found.tp is None:
         notes.append("GPUs were not told: one is assumed.")
