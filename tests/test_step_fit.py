@@ -266,8 +266,8 @@ def test_gpus_are_whole_groups_of_tensor_parallel(tmp_path, capsys):
     [
         ("--name", "", "--name: expected a text, got ''"),
         ("--source", " ", "--source: expected a text, got ' '"),
-        ("--gpus", "9" * 400, "'--gpus': Input should be less than or equal to 100000"),
-        ("--tp", "1025", "'--tp': Input should be less than or equal to 1024"),
+        ("--gpus", "9" * 400, "'--gpus': expected a number, at most 100000"),
+        ("--tp", "1025", "'--tp': expected a number, at most 1024"),
     ],
 )
 def test_wrong_options_are_one_line(tmp_path, capsys, option, value, words):
