@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,6 +118,21 @@ def read_start(path: str | Path, size: int = 4096) -> bytes:
         raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
 
 
+class KeyTwiceError(ValueError):
+    """A JSON object holds a key twice, of which a reader would silently keep the last."""
+
+
+def parse_json(text: str) -> Any:
+    """The one JSON value that ``text`` holds.
+
+    Raises ValueError with a short reason where it is none, nested too deep, or has a key twice (KeyTwiceError).
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def read_json(path: str | Path, model: type[Model]) -> Model:
     """Return the JSON file ``path`` checked against a pydantic ``model``.
 
@@ -124,13 +140,26 @@ def read_json(path: str | Path, model: type[Model]) -> Model:
     """
     text = read_text(path)
     try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise SpecsimError(f"{path}: expected JSON: {error}") from error
+    try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        try:
-            data = json.loads(text)
-        except ValueError as broken:
-            raise SpecsimError(f"{path}: expected JSON: {broken}") from error
         raise SpecsimError(f"{path}: {first_error(error, data)}") from error
+
+
+def csv_rows(path: str | Path, lines: Iterable[str], **dialect: Any) -> Iterator[tuple[int, list[str]]]:
+    """Each row of CSV ``lines`` with the number of the line it ends on; what CSV cannot be is a SpecsimError.
+
+    ``dialect``: as csv.reader takes it (delimiter, skipinitialspace).
+    """
+    reader = csv.reader(lines, **dialect)
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise SpecsimError(f"{path}: line {reader.line_num}: expected CSV: {error}") from error
 
 
 def write_json(path: str | Path, model: BaseModel) -> Path:
@@ -164,6 +193,11 @@ def first_error(error: ValidationError, data: Any = None) -> str:
         message = "type: is missing"
     elif kind == "union_tag_invalid":
         message = f"type: expected one of {first['ctx']['expected_tags']}, got {first['ctx']['tag']!r}"
+    elif kind in ("too_short", "string_too_short"):
+        least = first["ctx"]["min_length"]
+        message = f"expected at least {least} {'character' if kind == 'string_too_short' else 'entry'}"
+        message = re.sub("y$", "ies", message) if least != 1 else message
+        message += f", got {first['ctx'].get('actual_length', 0)}"
     else:
         message = re.sub("^(Value error, |Input )", "", message)
         message = re.sub("^should (be|have) (a |an )?", "expected ", message)
@@ -172,6 +206,15 @@ def first_error(error: ValidationError, data: Any = None) -> str:
             message += f", got {given!r}"
     path = ".".join(where)
     return f"{path}: {message}" if path else message
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise KeyTwiceError(f"the key {twice!r:.60} stands twice in one object, expected each once")
+    return found
 
 
 def _has(data: dict[Any, Any] | list[Any], step: str | int) -> bool:

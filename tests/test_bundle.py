@@ -458,6 +458,12 @@ BAD = {
     "dtype": ({"config": CONFIG | {"torch_dtype": "int3"}}, {}, "torch_dtype: expected one of float32, .* got 'int3'"),
     "no config": ({"config": None}, {}, r"expected the model's config\.json there or one folder up, or --config"),
     "meta is no mapping": ({"meta": [1]}, {}, r"meta\.yaml: expected a mapping, got list"),
+    "degrees are no list": ({"meta": META | {"tp_degrees": 2}}, {}, r"bad/meta\.yaml: tp_degrees: expected a list"),
+    "half a degree": ({"meta": META | {"tp_degrees": [0.5]}}, {}, r"bad/meta\.yaml: tp_degrees: expected a whole"),
+    "default alpha": (
+        {"skew_fit__csv": SKEW, "meta": META | {"skew_fit": {"per_tp": {"1": {"alpha_default": "x"}}}}}, {},
+        r"bad: meta\.yaml: skew_fit: alpha_default: expected a number, got 'x'",
+    ),
     "a table's answer": ({}, {"capture_limit": 8}, "--capture-limit: has no meaning for the format bundle"),
 }  # fmt: skip
 
@@ -470,6 +476,31 @@ def test_one_line_says_what_is_wrong(tmp_path, name):
     with pytest.raises(SpecsimError, match=says) as error:
         load(folder, **answers)
     assert "\n" not in str(error.value)
+
+
+def test_what_of_attention_was_not_measured_is_in_the_notes(tmp_path):
+    whole = bundle(tmp_path / "whole")
+    assert "missing" not in load(whole).provenance.notes
+    assert "measured." not in load(whole).provenance.notes.replace("kernels measured", "")
+    head, *points = (whole / "attention.csv").read_text().splitlines()
+    # Of 4 decodes, 4 prefills and 16 of both, one each is gone.
+    gone = ("0,0,4,100,", "8,16,0,0,", "8,16,4,100,")
+    rows = [row for row in points if not row.startswith(gone)]
+    notes = load(bundle(tmp_path / "holes", attention__csv="\n".join([head, *rows]))).provenance.notes
+    assert (
+        "attention.csv: points missing in the grids that its sizes span: 1 of 4 of decodes; 1 of 4 of prefills; "
+        "1 of 16 of prefills beside decodes." in notes
+    )
+    rows = [row for row in points if row.startswith("0,0,")]
+    notes = load(bundle(tmp_path / "decodes", attention__csv="\n".join([head, *rows]))).provenance.notes
+    assert "attention.csv: no prefills were measured." in notes
+    assert "attention.csv: no prefills beside decodes were measured." in notes
+
+
+def test_the_command_says_that_kv_is_not_limited(tmp_path, run):
+    folder, out = bundle(tmp_path / "b"), tmp_path / "p.json"
+    assert "KV capacity is not told: not limited (--kv-tokens)" in run("profile", "import", folder, "--out", out)[1]
+    assert "KV capacity" not in run("profile", "import", folder, "--out", out, "--kv-tokens", "99")[1]
 
 
 def test_broken_yaml_and_json_are_one_line(tmp_path):

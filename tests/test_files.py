@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_blocks, make_profile
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from specsim.blocktrace import write_trace
 from specsim.files import (
@@ -323,3 +323,27 @@ def test_a_profile_survives_an_interrupted_save(tmp_path, monkeypatch):
         save_profile(make_profile(gpus=7), path)
     assert read_json(path, Profile).gpus == 1
     assert names(tmp_path) == ["p.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "expected JSON: nested too deep"),
+        ('{"name": "x", "name": "y"}', "expected JSON: the key 'name' stands twice in one object, expected each once"),
+        ('{"name": "", "inner": {"k": [1]}}', "name: expected at least 1 character, got 0"),
+        ('{"name": "x", "inner": {"k": []}}', r"inner\.k: expected at least 1 entry, got 0"),
+    ],
+)
+def test_json_that_would_be_misread_or_break_the_reader_is_told_in_our_words(tmp_path, text, says):
+    class Inner(BaseModel):
+        k: tuple[int, ...] = Field(min_length=1)
+
+    class Outer(BaseModel):
+        name: str = Field(min_length=1)
+        inner: Inner | None = None
+
+    path = write_text(tmp_path / "a.json", text)
+    with pytest.raises(SpecsimError, match=says) as error:
+        read_json(path, Outer)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 200 + len(str(path))

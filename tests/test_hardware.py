@@ -375,6 +375,7 @@ def changed(path, value):
         ("host_seconds", -1, "host_seconds: .*greater than or equal to 0"),
         ("sync_seconds", float("nan"), "sync_seconds: .*finite"),
         ("gpus", 0, "gpus: .*greater than or equal to 1"),
+        ("tp", 4, "gpus: expected a multiple of tp = 4, got 1"),
         ("gpus", 1.5, "gpus: .*integer"),
         ("kv_tokens", -5, "kv_tokens: .*greater than or equal to 1"),
         ("kind", "guessed", "kind: .*'measured'"),

@@ -464,6 +464,7 @@ def sglang_without(step):
         ('{"x": 1}', ("one of the formats",)),
         ("[]", ("one of the formats",)),
         ("[" * 100_000, ("JSON",)),
+        ('{"per_position": [0.5], "per_position": [0.9]}', ("the key 'per_position' stands twice",)),
     ],
 )
 def test_what_is_no_evidence(write, text, said):

@@ -166,11 +166,45 @@ def test_a_draft_cost_comes_on_top_of_any_table(write, content, twice):
 
 def test_a_draft_file_may_need_its_unit_told(write):
     draft = write("1 0.5\n4 1\n", "d.txt")
-    with pytest.raises(SpecsimError, match=r"d\.txt: column 'time': expected its unit, as in time_ms, or --unit"):
+    with pytest.raises(SpecsimError, match=r"d\.txt: line 1: expected a header .* as in num_seqs,time_ms, or --unit"):
         load(write(SPS), draft=draft)
     assert load(write(SPS), draft=draft, unit="ms")[0].draft.seconds == (0.0005, 0.001)
     with pytest.raises(SpecsimError, match=r"n\.json: expected columns of num_seqs and time, got JSON of another kind"):
         load(write(SPS), draft=write("null", "n.json"))
+
+
+@pytest.mark.parametrize("head", ["tokens", "num_tokens"])
+def test_a_draft_file_by_tokens_is_refused(write, head):
+    draft = write(f"{head},us\n1,500\n4,1000\n", "d.csv")
+    with pytest.raises(SpecsimError, match=rf"d\.csv: column '{head}': expected num_seqs: drafting is by them"):
+        load(write(SPS), draft=draft)
+
+
+def test_the_source_is_no_draft_file_and_neither_are_times_of_verification(write):
+    path = write("x,ms\n1,5\n8,6\n")
+    with pytest.raises(SpecsimError, match=r"--draft: .*source\.txt: is the source itself, expected another file"):
+        load(path, draft=path)
+    mixed = write("part,x,ms\ndraft,1,5\nverify,8,6\n", "d.csv")
+    with pytest.raises(SpecsimError, match=r"d\.csv: line 3: part: expected draft in the file of --draft, got verify"):
+        load(path, "csv", draft=mixed)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("tokens,s\n1,6000\n8,7000\n", "The longest step lasts 7,000 s: are these times, in the unit that is told?"),
+        ({"verify_s": {"1": 20, "8": 25}}, "The longest step lasts 25 s: are these times, in the unit that is told?"),
+        (
+            SPS | {"sample_steps_per_sec": [0.01, 0.008, 0.005]},
+            "The longest step lasts 200 s: are these rates, steps per second, and not seconds?",
+        ),
+        (ADDITIVE | {"bias_seconds": 10}, "The longest step lasts 10.01 s: are these times, in the unit that is told?"),
+    ],
+)
+def test_steps_that_no_engine_takes_get_a_warning(write, content, says):
+    profile, warnings = load(write(content))
+    assert says in warnings
+    assert says in profile.provenance.notes
 
 
 def test_without_a_capture_limit_vllms_tables_are_stairs_all_the_way_and_it_says_so(write):
@@ -230,6 +264,11 @@ def test_the_published_tables_give_the_shipped_profile():
         ("tokens,latency\n1,10\n4,16\n", {"unit": "ms"}),
         ("tokens\ttime\n1\t10000\n4\t16000\n", {"unit": "us"}),
         ("1 10\n4 16\n", {"unit": "ms"}),
+        ("tokens,p50 wall time per step (ms)\n1,10\n4,16\n", {}),
+        ("tokens,ms/step\n1,10\n4,16\n", {}),
+        ("tokens,ms_median\n1,10\n4,16\n", {}),
+        ("tokens,verification_latency_ms\n1,10\n4,16\n", {}),
+        ("tokens,cost\n1,10\n4,16\n", {"unit": "ms"}),
         ("\ufefftokens,ms\r\n1,10\r\n4,16\r\n", {}),
         ("tokens,num_seqs,ms\n1,1,10\n4,4,16\n", {}),
         ("tokens,kv_tokens,ms\n1,8192,10\n4,8192,16\n", {}),

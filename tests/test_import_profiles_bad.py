@@ -22,7 +22,48 @@ COLUMNS = {
     ),
     "a jump up": ("tokens,seconds\n1,0.005\n2,5.1\n", "a jump of 1,020 times looks like mixed units"),
     "no unit": ("tokens,time\n1,5\n", "column 'time': expected its unit, as in time_ms, or --unit"),
-    "no unit, no header": ("1,5\n2,6\n", "column 'time': expected its unit"),
+    "no unit, no header": (
+        "1,5\n2,6\n",
+        "line 1: expected a header that tells the unit, as in tokens,time_ms, or --unit, got numbers$",
+    ),
+    **{
+        f"a rate, {head}": (
+            f"tokens,{head}\n1,5\n2,6\n",
+            "column .*: is a rate, not a time: expected a time with its unit",
+        )
+        for head in (
+            "steps/s",
+            "steps_per_s",
+            "tokens_per_sec",
+            "SPS (1/s)",
+            "throughput tok/s",
+            "time per s",
+            "tok / ms",
+            "steps/min",
+        )
+    },
+    **{
+        f"no time, {head}": (
+            f"tokens,{head}\n1,5\n2,6\n",
+            f"column '{head}': expected tokens, .* or a time with its unit",
+        )
+        for head in ("throughput_ms", "cost_usd_s", "tokens_s", "timestamp", "time_s_ms")
+    },
+    **{
+        f"a unit of {head}": (
+            f"tokens,{head}\n1,5\n2,6\n",
+            f": is in {unit}, expected a time in s, ms, us",
+        )
+        for head, unit in (("time_ns", "ns"), ("time_minutes", "minutes"), ("Step time (min)", "min"))
+    },
+    "more sequences than tokens": (
+        "tokens,num_seqs,ms\n1,1,5\n8,100,6\n",
+        "line 3: num_seqs: expected at most the 8 tokens, got 100",
+    ),
+    "one size": ("tokens,ms\n8,5\n", "expected at least two sizes of tokens, got one, 8"),
+    "one size, two of KV": ("tokens,kv_tokens,ms\n8,0,5\n8,9,6\n", "expected at least two sizes of tokens, got one, 8"),
+    "an endless step": ("tokens,ms\n1,5\n2,1e300\n", "line 3: ms: expected a time of 1e-12 to 1e.09 s, got '1e300'"),
+    "no step": ("tokens,ms\n1,5\n2,5e-324\n", "line 3: ms: expected a time of 1e-12 to 1e.09 s, got '5e-324'"),
     "negative": ("tokens,ms\n1,5\n2,-6\n", "line 3: ms: expected a time above 0, got '-6'"),
     "zero": ("tokens,ms\n1,0\n", "line 2: ms: expected a time above 0, got '0'"),
     "not a number": ("tokens,ms\n1,5ms\n", "line 2: ms: expected a time above 0, got '5ms'"),
@@ -46,6 +87,7 @@ COLUMNS = {
     ),
     "a pair twice": ("tokens,kv_tokens,ms\n1,0,5\n1,9,6\n1,0,7\n", "line 4: 1 tokens with 0 KV tokens stand there and"),
     "part": ("part,x,ms\nprefill,1,5\n", "line 2: part: expected verify or draft, got 'prefill'"),
+    "a wide cell": (f"tokens,ms\n1,5\n2,{'1' * 200_000}\n", "line 3: expected CSV: field larger than field limit"),
     "no verify": ("part,x,ms\ndraft,1,5\n", "verify: expected a table of times by tokens, got none"),
 }
 
@@ -79,6 +121,17 @@ JSONS = {
     "stranger": (SPS | {"colour": 1}, "colour: is not a known field"),
     "mixed units": (SPS | {"sample_steps_per_sec": [100, 0.1, 90]}, r"batch_tokens\[1\]: expected one unit"),
     "bias": (ADDITIVE | {"bias_seconds": 0}, "bias_seconds: expected a time above 0, got 0"),
+    "an endless sum": (
+        ADDITIVE | {"theta_seconds": [0.0, 1e300]},
+        r"theta_seconds\[1\]: expected one unit, got 1e\+300 s at 10 tokens after .* a jump of 1e\+302 times",
+    ),
+    "a rate of nothing": (
+        SPS | {"sample_steps_per_sec": [100, 1e-300, 90]},
+        r"per_sec\[1\]: expected a time of 1e-12 to 1e.09 s, got 1e-300",
+    ),
+    "vllm rates": ({"verify_per_s": {"1": 5, "2": 4}}, "verify_per_s: is a rate, not a time: expected times of steps"),
+    "vllm throughput": ({"verify_throughput_s": {"1": 5, "2": 4}}, "verify_throughput_s: expected one table verify"),
+    "vllm, one size": ({"verify": {"8": 5}}, "expected at least two sizes of tokens, got one, 8"),
     "no theta": (without(ADDITIVE, "theta_seconds"), "theta_seconds: is missing"),
     "theta text": (ADDITIVE | {"theta_seconds": [0, "x"]}, r"theta_seconds\[1\]: expected a number, got 'x'"),
     "no probes": (ADDITIVE | {"bs_probes": []}, r"bs_probes: expected a list of numbers, got \[\]"),
@@ -94,7 +147,12 @@ JSONS = {
         "schema: expected another's file, got 'specsim.profile/1': it needs no",
     ),
     "nothing known": ({"a": 1}, r"expected one of the formats .*, got fields \['a'\]"),
-    "a list": ([1], "expected one of the formats"),
+    "a list": ([], "expected one of the formats .*, got a list$"),
+    "a key twice": (
+        '{"verify": {"1": 5, "1": 6, "8": 7}}',
+        "expected JSON: the key '1' stands twice in one object",
+    ),
+    "nested": ("[" * 100_000, "expected JSON: nested too deep"),
     "broken": ("{", "expected JSON: "),
     "null": ("null\n", "expected columns of tokens and time, got JSON of another kind: null$"),
     "true": ("true", "got JSON of another kind: a truth value$"),
@@ -135,9 +193,13 @@ def test_one_line_says_what_is_wrong_with_json(write, name):
         (TABLES, {"capture_limit": 0}, "--capture-limit: expected 1 to 10,000,000, got 0"),
         (TABLES, {"host_seconds": -1.0}, "--host-seconds: expected 0 to 1,000, got -1"),
         (TABLES, {"host_seconds": float("nan")}, "--host-seconds: expected 0 to 1,000, got nan"),
+        (TABLES, {"gpus": 2, "tp": 4}, "--gpus: expected a multiple of --tp 4, got 2"),
+        (TABLES, {"gpus": 6, "tp": 4}, "--gpus: expected a multiple of --tp 4, got 6"),
         (TABLES, {"gpus": 0}, "--gpus: expected 1 to 10,000, got 0"),
         ("tokens,ms\n1,5\n", {"unit": "s"}, "--unit: the column 'ms' is in ms, got s"),
         ({"verify_us": {"1": 5}}, {"unit": "s"}, "--unit: verify_us is in us, got s"),
+        ("tokens,time_ns\n1,5\n2,6\n", {"unit": "ms"}, "column 'time_ns': is in ns, expected a time in s, ms, us"),
+        ("tokens,cost_usd\n1,5\n2,6\n", {"unit": "ms"}, "column 'cost_usd': expected tokens, .* or a time"),
         ("tokens,time\n1,5\n", {"unit": "minutes"}, "--unit: expected one of s, ms, us, got 'minutes'"),
     ],
 )

@@ -160,6 +160,13 @@ def test_vllm(write):
             "line 4: hash_ids: expected a hash for each 512 tokens of input_length, got '2",
         ),
         (MOONCAKE, "[0, 1, 2]}", "[0, 1, 2]", "line 2: expected a JSON object, got '{"),
+        (MOONCAKE, '"timestamp"', '"timestamp": 1, "timestamp"', "the key 'timestamp' stands twice in one object"),
+        (
+            MOONCAKE,
+            '"output_length": 6',
+            '"output_length": 6, "output_length": 6',
+            "line 2: the key 'output_length' stands",
+        ),
         (MOONCAKE, "\n\n", "\n17\n", "line 3: expected a JSON object, got '17'"),
         (VLLM, "100.25", "null", "line 2: queued_ts: expected a number, got None"),
         (VLLM, '"input_toks": 30, ', "", "line 3: input_toks: expected a value, got none"),

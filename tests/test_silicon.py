@@ -241,14 +241,42 @@ def test_a_measured_draft_cost_may_come_with_a_composed_step(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"model": "Any/Model-1B", "device": "G1"}, []),
+        ({"model": "model-1b", "device": "Vendor G1 SXM 80GB"}, []),
+        (
+            {"model": "M-7B"},
+            ["The model's name was told (--model M-7B): the prices are those of Any/Model-1B."],
+        ),
+        ({"device": "G10"}, ["The GPU's name was told (--device G10): the prices are those of G1 SXM."]),
+    ],
+)
+def test_names_told_that_are_not_those_of_the_prices_get_a_warning(answers: dict[str, Any], said: list[str]) -> None:
+    profile, warnings = load_profile_source("Any/Model-1B", "aiconfigurator", Ask(system="g1", **answers))
+    assert warnings == said
+    assert all(warning in (profile.provenance.notes or "") for warning in said)
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ("", "error: Any/Model-1B: expected --system, the GPUs as AIConfigurator names them, such as h200_sxm"),
         ("--system g1 --capture-limit 8", "--capture-limit: has no meaning for the format aiconfigurator"),
-        ("--system g1 --draft-layers 5", "draft_layers, draft_gamma: expected both or neither"),
-        ("--system g1 --utilisation 0", "utilisation: expected a share of the GPU's memory in 0..1, got 0.0"),
+        ("--system g1 --draft-layers 5", "--draft-layers, --draft-gamma: expected both or neither"),
+        ("--system g1 --utilisation 0", "--utilisation: expected a share of the GPU's memory in 0..1, got 0.0"),
         ("--system g1 --max-context 0", "--max-context: expected 1 to 1,000,000,000, got 0"),
-        ("--system g1 --backend llama", "backend: expected one of vllm, sglang, trtllm, got 'llama'"),
+        ("--system g1 --utilisation nan", "--utilisation: expected a share of the GPU's memory in 0..1, got nan"),
+        (
+            "--system g1 --max-context 10000000",
+            "--max-context: expected at most the 4096 tokens of the model's longest sequence, got 10000000",
+        ),
+        (
+            "--system g1 --draft-layers 500 --draft-gamma 7",
+            "--draft-layers: expected at most the 20 layers of the model, got 500",
+        ),
+        ("--system g1 --backend llama", "--backend: expected one of vllm, sglang, trtllm, got 'llama'"),
     ],
 )
 def test_profile_import_tells_bad_options_in_one_line(
@@ -313,15 +341,15 @@ def test_steps_hold_their_ends_and_what_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "llama"}, "backend: expected one of vllm, sglang, trtllm, got 'llama'"),
-        ({"tp": 0}, "tp: expected 1 to 10,000, got 0"),
-        ({"kv_reads": "twice"}, "kv_reads: expected once or per_query, got 'twice'"),
-        ({"max_num_tokens": 8}, "max_num_tokens: expected at least 64, got 8"),
-        ({"max_context": 8}, "max_context: expected at least 64, got 8"),
-        ({"kv_tokens": 0}, "kv_tokens: expected 1 to 1,000,000,000, got 0"),
-        ({"utilisation": 1.5}, "utilisation: expected a share of the GPU's memory in 0..1, got 1.5"),
-        ({"draft_layers": 5}, "draft_layers, draft_gamma: expected both or neither"),
-        ({"draft_layers": 0, "draft_gamma": 7}, "draft_layers: expected 1 to 1,000, got 0"),
+        ({"backend": "llama"}, "--backend: expected one of vllm, sglang, trtllm, got 'llama'"),
+        ({"tp": 0}, "--tp: expected 1 to 10,000, got 0"),
+        ({"kv_reads": "twice"}, "--kv-reads: expected once or per_query, got 'twice'"),
+        ({"max_num_tokens": 8}, "--max-num-tokens: expected at least 64, got 8"),
+        ({"max_context": 8}, "--max-context: expected at least 64, got 8"),
+        ({"kv_tokens": 0}, "--kv-tokens: expected 1 to 1,000,000,000, got 0"),
+        ({"utilisation": 1.5}, "--utilisation: expected a share of the GPU's memory in 0..1, got 1.5"),
+        ({"draft_layers": 5}, "--draft-layers, --draft-gamma: expected both or neither"),
+        ({"draft_layers": 0, "draft_gamma": 7}, "--draft-layers: expected 1 to 1,000, got 0"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:

@@ -196,6 +196,8 @@ def test_rows_of_a_file(tmp_path):
             "concurrency,gamma,throughput,interactivity,running\n16,0,400,50,4\n",
             "row 1: throughput, interactivity: 4 requests .* at most 200, got a throughput of 400",
         ),
+        (f"{HEAD},gamma\n1,0,100,,,3\n", "column 'gamma': stands twice in the header, expected each column once"),
+        (f"{HEAD}\n\n# a note\n1,0,{'1' * 200_000},,\n", "line 4: expected CSV: field larger than field limit"),
         (f"{HEAD}\n1,0,1e300,,\n", r"row 1: throughput: expected 0.001 to 1,000,000 .*, got 1e\+300"),
         (f"{HEAD}\n1,0,1e-300,,\n", "row 1: throughput: expected 0.001 to 1,000,000 .*, got 1e-300"),
         (f"{HEAD}\n1,0,,1e300,\n", "row 1: interactivity: expected a number 0.001 or more, 1,000,000 at most"),
@@ -254,13 +256,18 @@ def test_loads_that_leave_no_time_for_one_token_are_refused(tmp_path, capsys):
     assert "expected a load without drafts at fewer than 8 users" in err
 
 
+def test_gpus_are_whole_groups_of_tensor_parallel(tmp_path, capsys):
+    code, err, profile = fit_file(tmp_path, capsys, ["1,0,50,", "4,0,160,"], "--gpus", "6", "--tp", "4")
+    assert (code, err, profile) == (2, "error: --gpus: expected a multiple of --tp 4, got 6\n", None)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
         ("--name", "", "--name: expected a text, got ''"),
         ("--source", " ", "--source: expected a text, got ' '"),
-        ("--gpus", "9" * 400, "'--gpus': Input should be less than or equal to 100000"),
-        ("--tp", "1025", "'--tp': Input should be less than or equal to 1024"),
+        ("--gpus", "9" * 400, "'--gpus': expected a number, at most 100000"),
+        ("--tp", "1025", "'--tp': expected a number, at most 1024"),
     ],
 )
 def test_wrong_options_are_one_line(tmp_path, capsys, option, value, words):

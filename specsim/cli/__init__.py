@@ -65,13 +65,26 @@ def main(arguments: list[str] | None = None) -> None:
     except SpecsimError as error:
         code = _fail(str(error))
     except typer.TyperException as error:  # usage: unknown option, missing value
-        code = _fail(error.format_message())
+        code = _fail(_in_our_words(error.format_message()))
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _in_our_words(usage: str) -> str:
+    """What is wrong with an option, without the words of the library that checks it: nan is no number up to 1."""
+    for theirs, ours in (
+        ("Input should be less than or equal to", "expected a number, at most"),
+        ("Input should be greater than or equal to", "expected a number, at least"),
+        ("Input should be a valid integer, unable to parse string as an integer", "expected a whole number"),
+        ("Input should be a valid number, unable to parse string as a number", "expected a number"),
+        ("Input should be", "expected"),
+    ):
+        usage = usage.replace(theirs, ours)
+    return usage
 
 
 def _fail(message: str) -> int:

@@ -11,6 +11,7 @@ from specsim.cli import show
 from specsim.cli.inputs import check_filled, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import Profile, Provenance, save_profile
+from specsim.importers.profile_parts import check_gpus
 from specsim.importers.step_rows import read_step_rows
 from specsim.step_fit import Row, StepFit, fit_steps
 from specsim.types import SpecsimError
@@ -51,6 +52,7 @@ def profile_fit(
     from specsim import __version__
 
     check_filled(name=name, model=model, device=device, engine=engine, source=source)
+    check_gpus(gpus, tp)
     outputs = {"--out": out, "--json": json}
     check_apart(outputs, {"FILE": file})
     for option, path in outputs.items():

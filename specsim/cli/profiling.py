@@ -16,6 +16,8 @@ from specsim.hardware import Layered, Profile, Roofline, Shape, save_profile, st
 from specsim.importers.profile_parts import Ask
 from specsim.importers.profiles import FORMATS, load_profile_source
 
+NO_LIMIT = "KV capacity is not told: not limited (--kv-tokens)"
+
 
 def import_profile(
     file: Annotated[
@@ -137,6 +139,8 @@ def _print_imported(profile: Profile, out: Path, json: Path | None) -> None:
     title = f"{profile.name}: {profile.model} on {profile.gpus} × {profile.device}, {profile.verify.type}"
     console = show.console()
     console.print(show.table(title, ["step", "tokens B", "ms", "tok/s"], rows))
+    if profile.kv_tokens is None:
+        console.print(NO_LIMIT, soft_wrap=True)
     notes = profile.provenance.notes
     console.print(f"Notes: {notes or '–'}\nWrote {out}", soft_wrap=True)
     if json is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specsim.files import read_json, write_json
 from specsim.hardware.layered import Layered
@@ -40,7 +40,8 @@ class Provenance(Part):
 class Profile(Part):
     """A hardware profile (``hw_profiles/*.json``). Times are seconds of one engine step.
 
-    ``kv_tokens`` is what the KV cache holds (null: not limited), ``gpus`` the GPUs of one replica,
+    ``kv_tokens`` is what the KV cache holds (null: not limited), ``gpus`` the GPUs of one replica
+    (a multiple of ``tp``),
     ``host_seconds`` is added to every step and ``sync_seconds`` to those of a synchronous scheduler.
     """
 
@@ -60,6 +61,12 @@ class Profile(Part):
     host_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     sync_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     provenance: Provenance
+
+    @model_validator(mode="after")
+    def _is_whole_groups(self) -> Profile:
+        if self.gpus % self.tp:
+            raise ValueError(f"gpus: expected a multiple of tp = {self.tp}, got {self.gpus}")
+        return self
 
     @property
     def caveat(self) -> str | None:

@@ -8,7 +8,6 @@ SpecsimError that names file, line (from 1, the header counted), field and what 
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from specsim.files import read_text
+from specsim.files import KeyTwiceError, parse_json, read_text
 from specsim.request_table import read_requests
 from specsim.types import Bools, Floats, Ints, Requests, SpecsimError
 from specsim.workload import Arrivals, Gamma, Poisson
@@ -140,7 +139,9 @@ def _reader(path: str | Path) -> Callable[[str | Path], Requests] | None:
         raise SpecsimError(f"{path}: expected a log of requests or a workload, got an empty file")
     if first.startswith("{"):
         try:
-            keys = json.loads(first).keys()
+            keys = parse_json(first).keys()
+        except KeyTwiceError as error:
+            raise SpecsimError(f"{path}: {error}") from error
         except ValueError:  # an object over several lines, or one that read_workload will name
             return None
         if set(_MOONCAKE) <= keys:
@@ -197,7 +198,9 @@ def _read_jsonl(path: str | Path, fields: Sequence[str]) -> list[tuple[int, dict
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
+            row = parse_json(text)
+        except KeyTwiceError as error:
+            raise SpecsimError(f"{path}: line {line}: {error}") from error
         except ValueError as error:  # not JSON, or a number of thousands of digits
             raise SpecsimError(f"{path}: line {line}: expected a JSON object, got {text[:60]!r}") from error
         if not isinstance(row, dict):

@@ -24,16 +24,16 @@ from specsim.importers.experts import expert_seconds
 from specsim.importers.kernels import SKEW, note_falls, read_attention, read_skew
 from specsim.importers.model_shape import ModelShape, check_known, check_shards, other_name, read_config
 from specsim.importers.profile_parts import (
-    MICROSECONDS,
     Ask,
     Found,
     Point,
     in_order,
     part,
-    positive,
     read_table,
+    shown,
     whole,
 )
+from specsim.importers.units import in_seconds
 from specsim.types import SpecsimError
 
 MOE = ("tokens", "activated_experts", "time_us")
@@ -178,14 +178,15 @@ def _meta(*folders: Path) -> Mapping[str, Any]:
         raise SpecsimError(f"{path}: expected YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise SpecsimError(f"{path}: expected a mapping, got {type(data).__name__}")
-    return data
+    degrees = data.get("tp_degrees") or []
+    if not isinstance(degrees, list):
+        raise SpecsimError(f"{path}: tp_degrees: expected a list, got {shown(degrees)}")
+    return data | {"tp_degrees": [whole(f"{path}: tp_degrees", degree) for degree in degrees]}
 
 
 def _degrees(meta: Mapping[str, Any]) -> list[int]:
-    degrees = meta.get("tp_degrees") or []
-    if not isinstance(degrees, list):
-        raise SpecsimError(f"meta.yaml: tp_degrees: expected a list, got {degrees!r}")
-    return [whole("meta.yaml: tp_degrees", degree) for degree in degrees]
+    degrees: list[int] = meta.get("tp_degrees", [])
+    return degrees
 
 
 def _config_path(place: _Place, ask: Ask) -> Path:
@@ -298,7 +299,7 @@ def _by_layer(
             raise SpecsimError(
                 f"{path}: {where}: layer {name!r} has no place in this model's forward: expected {', '.join(layers)}"
             )
-        seconds = positive(f"{path}: {where}: time_us", row["time_us"]) / MICROSECONDS
+        seconds = in_seconds(f"{path}: {where}: time_us", row["time_us"], "us")
         found.setdefault(name, []).append(Point(where, whole(f"{path}: {where}: {size}", row[size]), seconds))
     missing = [name for name in layers if name not in found and name not in optional]
     if missing:

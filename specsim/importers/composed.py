@@ -68,9 +68,15 @@ def compose(
     batch_size=, s=, prefix=)``, both returning one (name, ms, energy, source) for each index. Raises SpecsimError
     for a model whose steps do not come apart into token-wise work and attention.
     """
+    for told, value, most, what in (
+        ("--max-context", max_context, deployment.context, "tokens of the model's longest sequence"),
+        ("--draft-layers", draft_layers, deployment.layers, "layers of the model"),
+    ):
+        if value is not None and value > most:
+            raise SpecsimError(f"{told}: expected at most the {most} {what}, got {value}")
     ops = Operations(handle)
     ops.check_prefill(max_num_tokens)
-    context = min(max_context or deployment.context, deployment.context)
+    context = max_context or deployment.context
     tokens, rows = _curve(ops.tokenwise, max_num_tokens), _curve(ops.rows, max_num_tokens)
     decode, decode_error = _decodes(ops, max_num_tokens, context)
     prefill, prefill_error = _prefills(ops, max_num_tokens, context)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specsim.files import read_text
+from specsim.files import parse_json, read_text
 from specsim.hardware import Additive, DraftCost, Table1D, Table2D
 from specsim.importers.columns import Row, read_rows
 from specsim.importers.profile_parts import (
-    UNITS,
     Ask,
     Found,
     Point,
@@ -24,10 +22,9 @@ from specsim.importers.profile_parts import (
     note_of_falls,
     part,
     positive,
-    read_unit,
-    unit_of,
     whole,
 )
+from specsim.importers.units import believable, in_seconds, long_step, read_name, told_unit
 from specsim.types import SpecsimError
 
 SPS = ("sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens")
@@ -38,6 +35,7 @@ FREE_TOKENS = (
     "As the engine reads the table: tokens past the last probe ({last}) look free{rest}. A scheduler that plans by it "
     "sees what the engine sees; the steps themselves last longer."
 )
+IN_SECONDS = "are these times, in the unit that is told?"
 WHOLE_STEP = "Steps hold the drafting of the engine that was measured, so the draft cost here is zero."
 TWICE = (
     "The table's steps hold the drafting of the engine that was measured, and the draft cost of --draft comes on top: "
@@ -51,7 +49,8 @@ def read_sps(path: Path, text: str, ask: Ask) -> Found:
     tokens, rates = _list(path, data, SPS[0]), _list(path, data, SPS[1], SPS[0])
     points = []
     for i, (size, rate) in enumerate(zip(tokens, rates, strict=True)):
-        seconds = 1 / positive(f"{path}: {SPS[1]}[{i}]", rate, "steps per second")
+        at = f"{path}: {SPS[1]}[{i}]"
+        seconds = believable(at, 1 / positive(at, rate, "steps per second"), rate)
         points.append(Point(f"{SPS[0]}[{i}]", whole(f"{path}: {SPS[0]}[{i}]", size), seconds))
     _increasing(path, points)
     points = in_order(path, points)
@@ -59,7 +58,7 @@ def read_sps(path: Path, text: str, ask: Ask) -> Found:
         raise SpecsimError(f"{path}: {SPS[0]}: expected at least two probes, got {len(points)}: a flat placeholder")
     most = whole(f"{path}: {SPS[2]}", data[SPS[2]], points[-1].size)
     notes = [f"The table's max_batch_tokens is {most}.", note_of_falls(points, monotone=ask.monotone)]
-    warnings = []
+    warnings = long_step(max(point.seconds for point in points), "are these rates, steps per second, and not seconds?")
     if ask.as_engine:
         rest = ", and a size between two probes costs what the smaller one does, which underprices it"
         warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=rest))
@@ -88,7 +87,7 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
     first = bias + theta[0].seconds
     by_requests = [Point(where, size, first + seconds) for where, size, seconds in alpha]
     notes = [note_of_falls(points, monotone=ask.monotone), note_of_falls(by_requests, "requests")]
-    warnings = []
+    warnings = long_step(points[-1].seconds + alpha[-1].seconds - low, IN_SECONDS)
     if ask.as_engine:
         warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=", and so do requests"))
     else:
@@ -113,7 +112,9 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     if not tables.get("verify"):
         raise SpecsimError(f"{path}: verify: expected a table of times by tokens, got none")
     verify = in_order(path, tables["verify"])
-    notes, warnings = [note_of_falls(verify, monotone=ask.monotone)], []
+    _check_sizes(path, [point.size for point in verify])
+    notes = [note_of_falls(verify, monotone=ask.monotone)]
+    warnings = long_step(max(point.seconds for point in verify), IN_SECONDS)
     draft, falls = _draft(path, tables["draft"], ask.monotone) if tables.get("draft") else (None, None)
     warnings += _beyond(verify[-1].size, ask)
     if ask.capture_limit is None:
@@ -135,6 +136,7 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
     below = "linear" if ask.capture_limit is None else "next_size"
     notes: list[str | None] = []
     warnings = _beyond(max(row.sizes["tokens"] for row in rows), ask)
+    warnings += long_step(max(row.seconds for row in rows), IN_SECONDS)
     if ask.capture_limit is None:
         notes.append("Linear between the sizes measured (--capture-limit pads to the next).")
     for row in rows:
@@ -159,6 +161,7 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
         notes.append(note_of_falls(points, monotone=ask.monotone))
         notes += [f"All were measured with {kv} KV tokens." for kv in reads if kv is not None]
         found = part(path, Table1D, _table(points, ask, below))
+    _check_sizes(path, [row.sizes["tokens"] for row in rows])
     if any("num_seqs" in row.sizes for row in rows):
         notes.append("The file's num_seqs are not in the price: steps of as many tokens cost the same.")
     return Found(found, "step times by tokens", notes=_notes(notes), warnings=tuple(warnings))
@@ -169,6 +172,9 @@ def read_draft(ask: Ask) -> tuple[DraftCost, tuple[str, ...]] | None:
     if ask.draft is None:
         return None
     rows = read_rows(ask.draft, read_text(ask.draft), ask, "num_seqs")
+    for row in rows:
+        if row.part != "draft":
+            raise SpecsimError(f"{ask.draft}: {row.where}: part: expected draft in the file of --draft, got {row.part}")
     cost, falls = _draft(ask.draft, [row.point(ask.draft, "num_seqs") for row in rows], ask.monotone)
     return cost, _notes([f"The draft cost is that of {ask.draft.name}, for the drafter's whole block.", falls])
 
@@ -195,11 +201,16 @@ def _json_tables(path: Path, data: Mapping[str, Any], ask: Ask) -> dict[str, lis
     tables: dict[str, list[Point]] = {}
     for key, table in data.items():
         known = _TABLE.fullmatch(key)
-        unit = unit_of(known[2]) if known and known[2] else "ms"
+        said = read_name(key)
+        if said.kind == "rate":
+            raise SpecsimError(
+                f"{path}: {key}: is a rate, not a time: expected times of steps, verify or verify_us, .."
+            )
+        unit = said.unit if known and known[2] else "ms"
         if not known or unit is None or known[1] in tables:
             raise SpecsimError(f"{path}: {key}: expected one table verify and at most one draft (or verify_us, ..)")
         if ask.unit is not None:
-            told = read_unit(ask.unit)
+            told = told_unit(ask.unit)
             if known[2] and unit != told:
                 raise SpecsimError(f"{path}: --unit: {key} is in {unit}, got {ask.unit}")
             unit = told
@@ -209,12 +220,17 @@ def _json_tables(path: Path, data: Mapping[str, Any], ask: Ask) -> dict[str, lis
             pairs = [(f"{key}[{i}]", size, time) for i, (size, time) in enumerate(table)]
         else:
             raise SpecsimError(f"{path}: {key}: expected {{size: time}} or [[size, time], ..]")
-        scale = UNITS[unit]
         tables[known[1]] = [
-            Point(where, whole(f"{path}: {where}: size", size), positive(f"{path}: {where}", time) / scale)
+            Point(where, whole(f"{path}: {where}: size", size), in_seconds(f"{path}: {where}", time, unit))
             for where, size, time in pairs
         ]
     return tables
+
+
+def _check_sizes(path: Path, tokens: list[int]) -> None:
+    """Refuse a table of one size: it says nothing of any other, and a linear one would be flat."""
+    if len(set(tokens)) < 2:
+        raise SpecsimError(f"{path}: expected at least two sizes of tokens, got one, {tokens[0]}")
 
 
 def _by_kv(path: Path, rows: list[Row], ask: Ask, below: str) -> Table2D:
@@ -301,7 +317,7 @@ def _increasing(path: Path, points: list[Point]) -> None:
 def _object(path: Path, text: str, fields: tuple[str, ...]) -> dict[str, Any]:
     """A JSON object with exactly these fields (any, if none are named)."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise SpecsimError(f"{path}: expected JSON: {error}") from error
     if not isinstance(data, dict):

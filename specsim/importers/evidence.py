@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from specsim.blocktrace import TOTAL
+from specsim.files import KeyTwiceError, parse_json
 from specsim.hardware import Provenance
 from specsim.synthesis import Domain, Synthetic
 from specsim.types import SpecsimError
@@ -206,8 +207,10 @@ def _line(text: str) -> str:
 def parse(path: str | Path, text: str) -> list[tuple[str, Any]]:
     """The JSON values in ``text`` (one document, or one on each line), each with where it stands."""
     try:
-        return [(str(path), json.loads(text))]
-    except (ValueError, RecursionError) as error:
+        return [(str(path), parse_json(text))]
+    except KeyTwiceError as error:
+        raise SpecsimError(f"{path}: {error}") from error
+    except ValueError as error:
         lines = [(f"{path}: line {n}", line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
         if not _alone(lines[0][1] if lines else ""):
             line = getattr(error, "lineno", 1)
@@ -215,8 +218,10 @@ def parse(path: str | Path, text: str) -> list[tuple[str, Any]]:
     rows = []
     for where, line in lines:
         try:
-            rows.append((where, json.loads(line)))
-        except (ValueError, RecursionError) as error:
+            rows.append((where, parse_json(line)))
+        except KeyTwiceError as error:
+            raise SpecsimError(f"{where}: {error}") from error
+        except ValueError as error:
             raise problem(where, "JSON lines", "a JSON value", line) from error
     return rows
 
@@ -224,6 +229,6 @@ def parse(path: str | Path, text: str) -> list[tuple[str, Any]]:
 def _alone(line: str) -> bool:
     """Whether a line is a JSON object by itself, so that the file is JSON lines."""
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(line), dict)
+    except ValueError:
         return False

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from specsim.importers.model_shape import ModelShape
-from specsim.importers.profile_parts import MICROSECONDS, Row, positive, whole
+from specsim.importers.profile_parts import Row, whole
+from specsim.importers.units import in_seconds
 from specsim.types import Floats, SpecsimError
 
 
@@ -33,7 +34,7 @@ def expert_seconds(
         key = whole(f"{at}: tokens", cells["tokens"]), whole(f"{at}: activated_experts", cells["activated_experts"])
         if key in prices:
             raise SpecsimError(f"{at}: {key[0]} tokens with {key[1]} experts stand there twice, expected once")
-        prices[key] = positive(f"{at}: time_us", cells["time_us"]) / MICROSECONDS
+        prices[key] = in_seconds(f"{at}: time_us", cells["time_us"], "us")
     if not prices:
         raise SpecsimError(f"{path}: ep: expected rows of {ranks} ranks (--expert-parallel), got none")
     tokens, experts = (sorted({key[i] for key in prices}) for i in (0, 1))

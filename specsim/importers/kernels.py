@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specsim.files import read_text
-from specsim.importers.profile_parts import MICROSECONDS, finite, leaps, positive, read_table, whole
+from specsim.importers.profile_parts import finite, leaps, read_table, whole
+from specsim.importers.units import in_seconds
 from specsim.types import SpecsimError
 
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -41,7 +43,7 @@ def read_attention(path: Path, layers: int, notes: list[str]) -> dict[str, Any]:
         key = tuple(whole(f"{path}: {where}: {name}", cells[name], 0) for name in ATTENTION)
         if key in points:
             raise SpecsimError(f"{path}: {where}: the same point as {points[key][0]}, expected each once")
-        seconds = positive(f"{path}: {where}: time_us", row["time_us"]) / MICROSECONDS
+        seconds = in_seconds(f"{path}: {where}: time_us", row["time_us"], "us")
         points[key] = where, seconds * layers
     falls = []
     for axis, name in enumerate(ATTENTION):
@@ -54,6 +56,7 @@ def read_attention(path: Path, layers: int, notes: list[str]) -> dict[str, Any]:
                     raise SpecsimError(f"{path}: {where}: expected one unit, got a jump of {high / low:,.4g} times")
                 falls.append((high / low - 1, f"{name} {a[axis]} to {b[axis]}, {where}"))
     notes += note_falls(path, falls, "work")
+    notes += note_holes(path, list(points))
     if longer:
         notes.append(f"{longer} points of decodes with several queries each are left out of attention.csv.")
     found: dict[str, Any] = dict(zip(ATTENTION, map(list, zip(*points, strict=True)), strict=True))
@@ -89,6 +92,32 @@ def note_falls(path: Path, changes: list[tuple[float, str]], what: str) -> list[
     return [f"{path.name}: times fall with more {what} at {len(falls)} of {len(changes)} places, kept ({named})."]
 
 
+def note_holes(path: Path, points: Sequence[tuple[int, ...]]) -> list[str]:
+    """Notes on what of attention was not measured: whole kinds of steps, and points of the grids that the others span.
+
+    ``points``: chunk, history, sequences and context of each. Real tables end where the GPU's memory did.
+    """
+    notes, holes = [], []
+    for what, axes, kind in (
+        ("decodes", (2, 3), (False, True)),
+        ("prefills", (0, 1), (True, False)),
+        ("prefills beside decodes", (0, 1, 2, 3), (True, True)),
+    ):
+        found = {tuple(point[a] for a in axes) for point in points if (point[0] > 0, point[2] > 0) == kind}
+        if not found:
+            notes.append(f"{path.name}: no {what} were measured.")
+            continue
+        grid = math.prod(len(set(column)) for column in zip(*found, strict=True))
+        if len(found) < grid:
+            holes.append(f"{grid - len(found):,} of {grid:,} of {what}")
+    if holes:
+        notes.append(
+            f"{path.name}: points missing in the grids that its sizes span: {'; '.join(holes)}. What lies between "
+            "others is interpolated, the rest has no price."
+        )
+    return notes
+
+
 def read_skew(path: Path, shard: Any, notes: list[str]) -> dict[str, Any] | None:
     """The correction for sequences of unequal lengths; None where it was not measured.
 
@@ -108,7 +137,8 @@ def read_skew(path: Path, shard: Any, notes: list[str]) -> dict[str, Any] | None
     notes.append(
         f"Unequal lengths: {len(columns['alpha'])} fitted corrections (skew_fit.csv), {noisy} of them outside 0..1."
     )
-    return columns | {"default": 0.0 if default is None else finite("meta.yaml: skew_fit: alpha_default", default)}
+    where = f"{path.parent}: meta.yaml: skew_fit: alpha_default"
+    return columns | {"default": 0.0 if default is None else finite(where, default)}
 
 
 def _edge(where: str, text: str, sign: str) -> float:

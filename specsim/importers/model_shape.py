@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.files import read_text
+from specsim.files import parse_json, read_text
 from specsim.hardware.model_shape import PRESETS
 from specsim.importers.profile_parts import json_kind, whole
 from specsim.types import SpecsimError
@@ -44,11 +43,10 @@ class ModelShape:
 
 def read_config(path: Path) -> ModelShape:
     """A config.json; SpecsimError names the field that is missing or that this import cannot price."""
+    text = read_text(path)
     try:
-        data = json.loads(read_text(path))
+        data = parse_json(text)
     except ValueError as error:
-        if isinstance(error, SpecsimError):
-            raise
         raise SpecsimError(f"{path}: expected JSON: {error}") from error
     if isinstance(data, dict) and "num_hidden_layers" not in data and isinstance(data.get("text_config"), dict):
         data = data["text_config"]

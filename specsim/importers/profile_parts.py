@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,23 +11,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from specsim.files import first_error, read_text
+from specsim.files import csv_rows, first_error, read_text
 from specsim.hardware import DraftCost, Profile, Provenance
 from specsim.hardware.profile import SCHEMA, Verify
 from specsim.types import SpecsimError
 
 PartType = TypeVar("PartType", bound=BaseModel)
 
-UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
-"""Names of units and how many of them are a second."""
-_SPELLINGS = {
-    "s": ("s", "sec", "secs", "second", "seconds"),
-    "ms": ("ms", "msec", "millisecond", "milliseconds"),
-    "us": ("us", "usec", "µs", "μs", "microsecond", "microseconds"),
-}
-_UNIT_OF = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings}
-
-MICROSECONDS = UNITS["us"]
 LEAP = 100.0
 """A price that changes by more than this from one size to the next is taken for a change of unit: the
 steepest cliff published, from CUDA graphs to eager kernels, is a factor of five."""
@@ -106,6 +94,12 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def check_gpus(gpus: int, tp: int) -> None:
+    """Refuse GPUs that are no whole number of tensor-parallel groups: throughput a GPU would be off."""
+    if gpus % tp:
+        raise SpecsimError(f"--gpus: expected a multiple of --tp {tp}, got {gpus}")
+
+
 @dataclass(frozen=True)
 class Found:
     """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now.
@@ -149,6 +143,7 @@ class Row(NamedTuple):
 def build_profile(path: Path, found: Found, ask: Ask) -> Profile:
     """The profile that says what was ``found`` at ``path``; what the user told goes before what the file says."""
     tp = ask.tp or found.tp or 1
+    check_gpus(ask.gpus or tp, tp)
     notes = [*found.notes, *found.warnings]
     if ask.gpus is None and ask.tp is None and found.tp is None:
         notes.append("GPUs were not told: one is assumed.")
@@ -184,19 +179,6 @@ def part(path: str | Path, model: type[PartType], data: dict[str, Any]) -> PartT
         return model.model_validate(data)
     except ValidationError as error:
         raise SpecsimError(f"{path}: {first_error(error)}") from error
-
-
-def unit_of(name: str) -> str | None:
-    """The unit in a column's name, "ms" of "verify_ms" and "step time (ms)"; None where it names none."""
-    last = re.split(r"[^a-zµμ]+", name.lower().strip(" )]}"))[-1]
-    return _UNIT_OF.get(last)
-
-
-def read_unit(text: str) -> str:
-    """The unit a user named; SpecsimError for one that is not known."""
-    if text.lower() not in _UNIT_OF:
-        raise SpecsimError(f"--unit: expected one of {', '.join(UNITS)}, got {text!r}")
-    return _UNIT_OF[text.lower()]
 
 
 def whole(where: str, value: Any, least: int = 1) -> int:
@@ -252,10 +234,11 @@ def in_order(path: str | Path, points: Sequence[Point], what: str = "tokens") ->
         if a.size == b.size:
             raise SpecsimError(f"{path}: {b.where}: {b.size} {what} stand there and at {a.where}, expected each once")
         if leaps(a.size, a.seconds, b.size, b.seconds):
-            leap = b.seconds / a.seconds
+            leap = max(a.seconds, b.seconds) / min(a.seconds, b.seconds)
+            times = f"{leap:,.0f}" if leap < 1e6 else f"{leap:.2g}" if leap < math.inf else "over 1e308"
             raise SpecsimError(
                 f"{path}: {b.where}: expected one unit, got {b.seconds:.4g} s at {b.size} {what} after "
-                f"{a.seconds:.4g} s at {a.size}: a jump of {max(leap, 1 / leap):,.0f} times looks like mixed units"
+                f"{a.seconds:.4g} s at {a.size}: a jump of {times} times looks like mixed units"
             )
     return points
 
@@ -284,19 +267,19 @@ def note_of_falls(points: Sequence[Point], what: str = "tokens", monotone: bool 
 
 def read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
     """The rows of a CSV file that has these columns, perhaps the ``optional`` ones, and no others."""
-    lines = csv.reader(read_text(path).splitlines())
-    heads = [cell.strip() for cell in next(lines, [])]
+    lines = csv_rows(path, read_text(path).splitlines())
+    heads = [cell.strip() for cell in next(lines, (0, []))[1]]
     strange = [head for head in heads if head not in (*columns, *optional)]
     missing = [name for name in columns if name not in heads]
     if strange or missing or len(set(heads)) != len(heads):
         raise SpecsimError(f"{path}: expected the columns {', '.join(columns)}, got {', '.join(heads) or 'none'}")
     rows = []
-    for cells in lines:
+    for line, cells in lines:
         if not cells:
             continue
         if len(cells) != len(heads):
-            raise SpecsimError(f"{path}: line {lines.line_num}: expected {len(heads)} columns, got {len(cells)}")
-        rows.append(Row(f"line {lines.line_num}", dict(zip(heads, cells, strict=True))))
+            raise SpecsimError(f"{path}: line {line}: expected {len(heads)} columns, got {len(cells)}")
+        rows.append(Row(f"line {line}", dict(zip(heads, cells, strict=True))))
     if not rows:
         raise SpecsimError(f"{path}: expected rows below the header, got none")
     return rows

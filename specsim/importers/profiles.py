@@ -6,17 +6,16 @@ columns, ``bundle`` per-layer kernel times, ``silicon`` what AIConfigurator meas
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import date
 from pathlib import Path
 
-from specsim.files import read_text
+from specsim.files import parse_json, read_text
 from specsim.hardware import Profile
 from specsim.importers.bundle import read_bundle
 from specsim.importers.cost_tables import read_additive, read_columns, read_draft, read_sps, read_vllm, with_draft
-from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, option, shown
+from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, json_kind, option, shown
 from specsim.importers.silicon import read_silicon
 from specsim.types import SpecsimError
 
@@ -86,6 +85,8 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
         if not (given is None or given is False or field.name in (*COMMON, *uses)):
             users = ", ".join(other for other, (_, known) in _READERS.items() if field.name in known)
             raise SpecsimError(f"{path}: {option(field.name)}: has no meaning for the format {name}, only for {users}")
+    if ask.draft is not None and path.exists() and ask.draft.exists() and path.samefile(ask.draft):
+        raise SpecsimError(f"--draft: {ask.draft}: is the source itself, expected another file")
     draft = read_draft(ask)
     found = with_draft(path, read(path, text, ask), draft)
     return build_profile(path, found, ask), list(found.warnings)
@@ -117,10 +118,12 @@ def _format(path: Path, text: str) -> str:
     start = text.lstrip()
     if start.startswith(("{", "[")):
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise SpecsimError(f"{path}: expected JSON: {error}") from error
-        keys = set(data) if isinstance(data, dict) else set()
+        if not isinstance(data, dict):
+            raise SpecsimError(f"{path}: expected one of the formats {', '.join(FORMATS)}, got {json_kind(data)}")
+        keys = set(data)
         if "bias_seconds" in keys:
             return "sglang-additive"
         if "sample_batch_tokens" in keys or "sample_steps_per_sec" in keys:

@@ -7,7 +7,6 @@ profile/ (a bundle of kernel times) and, where it was kept, timeseries.csv (the 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specsim.files import first_error, read_json, read_text
+from specsim.files import first_error, parse_json, read_json, read_text
 from specsim.importers.profile_parts import finite, read_table, whole
 from specsim.types import Floats, Ints, SpecsimError
 
@@ -260,8 +259,8 @@ def _row(where: str, text: str) -> _Row:
         return _Row.model_validate_json(text)
     except ValidationError as error:
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as broken:
+            data = parse_json(text)
+        except ValueError as broken:
             raise SpecsimError(f"{where}: expected a JSON object: {broken}") from error
         raise SpecsimError(f"{where}: {first_error(error, data)}") from error
 

@@ -15,13 +15,14 @@ import contextlib
 import difflib
 import importlib.metadata
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from specsim.hardware import Profile
 from specsim.importers.composed import PACKAGE, Deployment, compose
-from specsim.importers.profile_parts import Ask, Found, check_bounds
+from specsim.importers.profile_parts import Ask, Found, check_bounds, option
 from specsim.types import SpecsimError
 
 BACKENDS = ("vllm", "sglang", "trtllm")
@@ -52,7 +53,8 @@ def load_silicon(
     ``kv_tokens`` (None: by AIConfigurator's memory model with ``utilisation`` of the GPU's memory) is what the KV
     cache holds. ``draft_layers`` and ``draft_gamma`` add the price of a parallel drafter of so many of the
     model's layers that drafts so many tokens; without them the profile has no draft cost. Raises SpecsimError
-    where the package is missing, has no such data, or prices the model in a way that cannot be taken apart.
+    where the package is missing, has no such data, or prices the model in a way that cannot be taken apart, and for
+    a context or a drafter's layers beyond the model's own; arguments are named as the command line's options.
     """
     _check(tp, backend, kv_reads, max_num_tokens, max_context, kv_tokens, utilisation, draft_layers, draft_gamma)
     with _quiet():
@@ -83,8 +85,23 @@ def read_silicon(path: Path, text: str, ask: Ask) -> Found:
         verify=profile.verify, source=said.source, draft=profile.draft, name=profile.name, model=profile.model,
         device=profile.device, engine=profile.engine, tp=profile.tp, kv_tokens=profile.kv_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token, max_num_tokens=profile.max_num_tokens,
-        versions=said.versions, notes=(said.notes or "",),
+        versions=said.versions, notes=(said.notes or "",), warnings=tuple(_other_names(path, ask, profile)),
     )  # fmt: skip
+
+
+def _other_names(path: Path, ask: Ask, profile: Profile) -> list[str]:
+    """Warnings where the model or the GPU that the user names is not the one whose prices these are."""
+    warnings = []
+    if ask.model and not path.is_dir() and _short(ask.model) != _short(profile.model):
+        warnings.append(f"The model's name was told (--model {ask.model}): the prices are those of {profile.model}.")
+    known, told = (re.findall("[a-z]*[0-9]+[a-z]*", text.lower()) for text in (profile.device, ask.device or ""))
+    if ask.device and known and known[0] not in told:
+        warnings.append(f"The GPU's name was told (--device {ask.device}): the prices are those of {profile.device}.")
+    return warnings
+
+
+def _short(model: str) -> str:
+    return model.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def _what(model: str, system: str, backend: str, tp: int) -> str:
@@ -96,20 +113,20 @@ def _check(
     utilisation: float, draft_layers: int | None, draft_gamma: int | None,
 ) -> None:  # fmt: skip
     if backend not in BACKENDS:
-        raise SpecsimError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+        raise SpecsimError(f"--backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if kv_reads not in ("once", "per_query"):
-        raise SpecsimError(f"kv_reads: expected once or per_query, got {kv_reads!r}")
+        raise SpecsimError(f"--kv-reads: expected once or per_query, got {kv_reads!r}")
     check_bounds({
         "tp": tp, "max_num_tokens": max_num_tokens, "max_context": max_context, "kv_tokens": kv_tokens,
         "draft_layers": draft_layers, "draft_gamma": draft_gamma,
-    })  # fmt: skip
+    }, option)  # fmt: skip
     for name, value in (("max_num_tokens", max_num_tokens), ("max_context", max_context)):
         if value is not None and value < 64:
-            raise SpecsimError(f"{name}: expected at least 64, got {value}")
+            raise SpecsimError(f"{option(name)}: expected at least 64, got {value}")
     if not 0 < utilisation <= 1:
-        raise SpecsimError(f"utilisation: expected a share of the GPU's memory in 0..1, got {utilisation}")
+        raise SpecsimError(f"--utilisation: expected a share of the GPU's memory in 0..1, got {utilisation}")
     if (draft_layers is None) != (draft_gamma is None):
-        raise SpecsimError("draft_layers, draft_gamma: expected both or neither")
+        raise SpecsimError("--draft-layers, --draft-gamma: expected both or neither")
 
 
 def _open(
@@ -125,10 +142,10 @@ def _open(
     # Any other name would be looked for on the internet.
     if model not in common.DefaultHFModels and not Path(model, "config.json").is_file():
         have = sorted(common.DefaultHFModels)
-        near = difflib.get_close_matches(model, have, 3, 0.3) or have[:3]
+        near = difflib.get_close_matches(model, have, 3)
+        hint = f"close to it are {', '.join(near)}" if near else f"such as {', '.join(have[:3])}"
         raise SpecsimError(
-            f"{model}: expected a model that AIConfigurator has a config of, such as {', '.join(near)}, "
-            "or a folder with a config.json"
+            f"{model}: expected a model that AIConfigurator has a config of ({hint}), or a folder with a config.json"
         )
     try:
         database = perf_database.resolve_query_version(system, backend, version)
@@ -137,10 +154,9 @@ def _open(
         known = ", ".join(sorted(name for name, backends in have.items() if backends.get(backend)))
         if system in have and have[system].get(backend):
             slots = perf_database.get_version_slots(system, backend) or {}
-            raise SpecsimError(
-                f"version: expected one of {', '.join(f'{k} ({v})' for k, v in slots.items())}, got {version!r}"
-            ) from error
-        raise SpecsimError(f"system: expected one that has data of {backend} ({known}), got {system!r}") from error
+            listed = ", ".join(f"{name} ({number})" for name, number in slots.items())
+            raise SpecsimError(f"--engine-version: expected one of {listed}, got {version!r}") from error
+        raise SpecsimError(f"--system: expected one that has data of {backend} ({known}), got {system!r}") from error
     try:
         config: dict[str, Any] = utils.get_model_config_from_model_path(model)
         experts = {"moe_tp_size": tp} if config["num_experts"] else {}

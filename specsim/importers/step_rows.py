@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from specsim.files import read_text
+from specsim.files import csv_rows, read_text
 from specsim.step_fit import Row
 from specsim.types import SpecsimError
 
@@ -37,11 +36,12 @@ def read_step_rows(path: str | Path) -> list[Row]:
     Raises SpecsimError naming file, row (1: the first below the header) and column, also where a throughput is
     more than its requests can read.
     """
-    lines = [line for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
-    table = csv.DictReader(lines, skipinitialspace=True)
-    heads = [name.strip() for name in table.fieldnames or ()]
-    table.fieldnames = heads
-    for name in heads:
+    lines = ["" if line.startswith("#") else line.strip() for line in read_text(path).splitlines()]
+    table = (cells for _, cells in csv_rows(path, lines, skipinitialspace=True) if cells)
+    heads = [name.strip() for name in next(table, [])]
+    for i, name in enumerate(heads):
+        if name in heads[:i]:
+            raise SpecsimError(f"{path}: column {name!r}: stands twice in the header, expected each column once")
         if name not in COLUMNS and not re.fullmatch(r"survival_[1-9]\d*", name):
             raise SpecsimError(
                 f"{path}: column {name!r}: expected one of {', '.join(COLUMNS)}, survival_1, survival_2, .."
@@ -51,9 +51,9 @@ def read_step_rows(path: str | Path) -> list[Row]:
             raise SpecsimError(f"{path}: expected a column {name}")
     rows = []
     for i, cells in enumerate(table, start=1):
-        if None in cells or None in cells.values():
+        if len(cells) != len(heads):
             raise SpecsimError(f"{path}: row {i}: expected {len(heads)} cells, as in the header")
-        rows.append(_row(f"{path}: row {i}", {name: cell.strip() for name, cell in cells.items()}))
+        rows.append(_row(f"{path}: row {i}", dict(zip(heads, (cell.strip() for cell in cells), strict=True))))
     if not rows:
         raise SpecsimError(f"{path}: expected at least one row below the header")
     return rows
