@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -329,6 +330,29 @@ def test_a_parallel_draft_is_one_forward_of_gamma_tokens_a_sequence():
     assert draft.seconds[0] < price(target, Shape(1, 1024)) / 3
 
 
+def test_drafting_contexts_beyond_the_kv_cache_are_refused():
+    model, device = PRESETS["llama-3.1-8b"], DEVICES["rtx4090"]
+    room = roofline_profile(model, device).kv_tokens
+    assert roofline_profile(model, device, draft_layers=1, context=room).draft is not None
+    with pytest.raises(SpecsimError, match=f"context: expected at most the {room:,} tokens that the KV cache holds"):
+        roofline_profile(model, device, draft_layers=1, context=room + 1)
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b", "mixed"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_notes_tell_every_kernel(model, tp):
+    shape = PRESETS.get(model, MOE)
+    notes = roofline_profile(shape, DEVICES["h200"], tp=tp, kernel_seconds=5e-6).provenance.notes
+    surfaces = [make_roofline(shape, DEVICES["h200"], tp=tp, kernel_seconds=k).surface(1, 1, False) for k in (1.0, 0.0)]
+    kernels = round(float(np.subtract(*(s.curve(Shape(1, 1), 0)[0] for s in surfaces))))
+    assert f"A step launches {kernels} kernels, {kernels * 5e-3:.3g} ms: a layer has 2 norms, 2 of attention" in notes
+    assert ("activation and down, or, with experts, router, 2 of routing" in notes) == (model == "mixed")
+    assert ("3 of shared experts" in notes) == (model == "mixed")
+    assert ("router" in notes) == (model != "qwen3-8b")
+    assert f"the head and {SAMPLER_KERNELS} of the sampler" in notes
+    assert ("logits are gathered" in notes) == (tp > 1)
+
+
 def test_an_autoregressive_draft_is_one_token_a_sequence():
     model, device = PRESETS["qwen3-8b"], DEVICES["h200"]
     profile = roofline_profile(model, device, draft_layers=1, gamma=3, draft_type="autoregressive", context=512)
@@ -439,6 +463,48 @@ def test_configs_that_it_does_not_describe_are_refused(tmp_path, changes, words)
         read(tmp_path, LLAMA, **changes)
 
 
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FP8_GROUP = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}
+INT4_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (FP8, None),
+        ({"quant_method": "fbgemm_fp8"}, None),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": FP8_GROUP}}, None),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, None),
+        ({"quant_method": "awq", "bits": 4}, r"awq \(4 bits\) is not described"),
+        ({"quant_method": "gptq", "bits": 8}, r"gptq \(8 bits\) is not described"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"bitsandbytes \(4 bits\) is not described"),
+        ({"quant_method": "mxfp4"}, "mxfp4 is not described"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"modelopt \(NVFP4\) is not described"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"group_0": FP8_GROUP, "group_1": INT4_GROUP}},
+            r"compressed-tensors \(4 bits, int; 8 bits, float\) is not described",
+        ),
+        ("awq", "quantized is not described"),
+        ({"config_groups": {"group_0": {"weights": 4}, "group_1": 3}, "bits": [4]}, "quantized .* is not described"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_quantized_weights_are_refused_unless_they_are_fp8_and_said_to_be(run, tmp_path, given, words):
+    read(tmp_path, LLAMA, quantization_config=given)  # the shape alone: nothing is priced
+    path, out = tmp_path / "some-model", tmp_path / "p.json"
+    command = ("profile", "roofline", "--model", path, "--device", "h200", "--out", out)
+    code, text, err = run(*command)
+    assert (code, text) == (2, "")
+    assert err.count("\n") == 1
+    assert re.search(
+        rf"config\.json: quantization_config: {words or 'its weights are fp8, expected --dtype fp8, got bf16'}", err
+    )
+    code, _, err = run(*command, "--dtype", "fp8")
+    assert (code == 0) == (words is None)
+    if words:
+        assert re.search(words, err)
+
+
 def test_a_shape_is_written_without_what_only_a_measurement_needs():
     """So that a profile of before has the same bytes; what is not as usual is kept."""
     assert not {"qk_norm", "max_position"} & set(TINY.model_dump())
@@ -461,11 +527,23 @@ def test_unknown_names_are_told_what_there_is():
 
 def test_a_device_of_ones_own(tmp_path):
     path = tmp_path / "gpu.json"
-    path.write_text(TOY.model_dump_json())
-    assert find_device(str(path)) == TOY
+    own = DEVICES["h200"].model_copy(update={"name": "mine", "bandwidth": 5e12})
+    path.write_text(own.model_dump_json())
+    assert find_device(str(path)) == own
     path.write_text(json.dumps({"name": "x", "bandwidth": -1}))
     with pytest.raises(SpecsimError, match=r"gpu\.json: bf16_flops: is missing"):
         find_device(str(path))
+    for field, value, words in (
+        ("bf16_flops", 989, r"1e\+10 to 1e\+17 FLOP/s, got 989"),
+        ("fp8_flops", 1978, r"1e\+10 to 1e\+17 FLOP/s, got 1978"),
+        ("bandwidth", 5000, r"1e\+08 to 1e\+15 bytes/s, got 5000"),
+        ("memory_bytes", 141, r"1e\+08 to 1e\+15 bytes, got 141"),
+        ("link_bandwidth", 450, r"1e\+07 to 1e\+15 bytes/s, got 450"),
+        ("link_seconds", 0.5, r"0 to 0\.1 seconds, got 0\.5"),
+    ):  # as datasheets tell them
+        path.write_text(json.dumps(own.model_dump() | {field: value}))
+        with pytest.raises(SpecsimError, match=rf"gpu\.json: {field}: expected {words}"):
+            find_device(str(path))
     for field, value in (("memory_bytes", 1e300), ("bandwidth", 1e-300), ("bf16_flops", 1e-300), ("link_seconds", 1e9)):
         path.write_text(json.dumps(TOY.model_dump() | {field: value}))
         with pytest.raises(SpecsimError, match=rf"gpu\.json: {field}: expected (less|greater) than or equal to 1"):
@@ -501,6 +579,19 @@ def test_profile_roofline_writes_a_profile_that_says_what_it_is(run, tmp_path):
     assert "0.7 of the FLOP/s and 0.9 of the bandwidth" in text
     steps = json.loads(data.read_text())["steps"]
     assert steps[1]["seconds"] == pytest.approx(float(profile.step_seconds(8, kv_tokens=8 * 1024)))
+
+
+def test_what_does_not_fit_in_the_kv_cache_is_not_printed(run, tmp_path):
+    data, out = tmp_path / "d.json", tmp_path / "p.json"
+    command = ("profile", "roofline", "--model", "qwen3-8b", "--device", "h200", "--context", 5000)
+    code, text, _ = run(*command, "--out", out, "--json", data)
+    assert code == 0
+    found = {s["tokens"]: s["seconds"] for s in json.loads(data.read_text())["steps"]}
+    assert [b for b, seconds in found.items() if seconds is None] == [512, 2048]
+    profile = load_profile(tmp_path / "p.json")
+    assert found[128] == pytest.approx(float(profile.step_seconds(128, kv_tokens=128 * 5000)))
+    assert ["512", "–", "–", "–"] in [line.split() for line in text.splitlines()]
+    assert f"KV cache: {profile.kv_tokens:,} tokens, {profile.kv_tokens // 5000} sequences of 5,000; – where" in text
 
 
 @pytest.mark.parametrize(
