@@ -159,6 +159,9 @@ PRESETS = {
     )
 }  # fmt: skip
 
+DENSE_PRESETS = tuple(name for name, shape in PRESETS.items() if not shape.moe_layers)
+"""Those that can be measured, too."""
+
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 QK_NORM = ("qwen3", "qwen3_moe")
 MOE = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe")
