@@ -99,6 +99,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
+    if repeat < 1:
+        parser.error(f"--repeat: expected 1 or more, got {repeat}")
     lines = []
     for name, benchmark in BENCHMARKS.items():
         values = [

@@ -9,8 +9,10 @@ tell equal lengths from unequal ones are asked for both. The best of many short 
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
+from pathlib import Path
 
 import specsim as ss
 from specsim.hardware import Shape, StepCost, step_cost
@@ -34,9 +36,15 @@ def microseconds(cost: StepCost, shape: Shape, calls: int = 10, runs: int = 2000
     return best / calls * 1e6
 
 
-def main() -> None:
-    for path in sys.argv[1:]:
-        profile = ss.load_profile(path)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE.json")
+    try:
+        profiles = [ss.load_profile(path) for path in parser.parse_args().profiles]
+    except ss.SpecsimError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for profile in profiles:
         start = time.perf_counter()
         cost = step_cost(profile, 2048, 256, 0)
         print(f"{profile.name}: spread out for a run in {(time.perf_counter() - start) * 1e3:.0f} ms")
@@ -45,7 +53,8 @@ def main() -> None:
             if cost.surface.needs_lengths:
                 line += f", unequal lengths {microseconds(cost, shape._replace(shortest=100, longest=4000)):6.1f} µs"
             print(line)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

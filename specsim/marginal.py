@@ -16,14 +16,14 @@ least over m: the :func:`look_ahead_threshold`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.hardware import Prices, Profile, Shape, step_cost
+from specsim.hardware import Additive, Prices, Profile, Shape, step_cost
 from specsim.schedulers import DSparkAsync, DSparkGreedy, NoSpec, StaticGamma, scheduler_name
 from specsim.views import StepView
 
@@ -36,28 +36,49 @@ def shape_of(num_seqs: int, context: float) -> Shape:
     return Shape(num_seqs, num_seqs * context, shortest=context, longest=context)
 
 
+def fits(profile: Profile, num_seqs: int, context: float) -> bool:
+    """Whether the profile's KV cache holds ``num_seqs`` sequences of ``context`` KV tokens each."""
+    return profile.kv_tokens is None or num_seqs * context <= profile.kv_tokens
+
+
+def reads_kv(profile: Profile) -> bool:
+    """Whether step times depend on the KV that sequences hold: a curve by tokens alone knows nothing of it."""
+    verify = profile.verify
+    return verify.type != "table1d" and not (isinstance(verify, Additive) and verify.kv_tokens is None)
+
+
+def held(profiles: Iterable[Profile], context: int) -> str:
+    """What a title says of the KV: ``context`` tokens a sequence, unless no profile's step times depend on it."""
+    return f"{context:,} KV tokens a sequence" if any(map(reads_kv, profiles)) else "whatever KV they hold"
+
+
 def decode_seconds(
     profile: Profile, tokens: Sequence[int], context: float, num_seqs: int | None = None, *, extrapolate: bool = False
 ) -> Prices:
-    """Seconds [n] of decode steps of ``tokens``, host time included and drafting not; infinite outside the range.
+    """Seconds [n] of decode steps of ``tokens``, host time included and drafting not.
 
     ``num_seqs`` sequences (None: one a token) hold ``context`` KV tokens each, the tokens beyond one each are drafts.
+    Infinite outside the range, and where the sequences do not fit in the profile's KV cache.
     """
     most = max(tokens)
     cost = step_cost(profile, most, most if num_seqs is None else num_seqs, 0, extrapolate=extrapolate)
     seconds = []
     for count in tokens:
         n = count if num_seqs is None else min(num_seqs, count)
-        seconds.append(float(cost.curve(shape_of(n, context), count - n)[count - n]))
+        there = fits(profile, n, context)
+        seconds.append(float(cost.curve(shape_of(n, context), count - n)[count - n]) if there else np.inf)
     return np.array(seconds)
 
 
 def draft_curve(profile: Profile, num_seqs: int, gamma: int, context: float, *, extrapolate: bool = False) -> Prices:
     """T(K): seconds [num_seqs · γ + 1] of a step with K = 0.. draft tokens, host and drafting included.
 
-    Without a draft cost in the profile drafting is free. Infinite outside the range.
+    Without a draft cost in the profile drafting is free. Infinite outside the range, and where the sequences do
+    not fit in the profile's KV cache.
     """
     most = num_seqs * gamma
+    if not fits(profile, num_seqs, context):
+        return np.full(most + 1, np.inf)
     drafts = gamma if profile.draft is not None else 0
     cost = step_cost(profile, num_seqs + most, num_seqs, drafts, extrapolate=extrapolate)
     return cost.curve(shape_of(num_seqs, context), most) + float(cost.draft[num_seqs])
@@ -91,13 +112,22 @@ def next_threshold(seconds: Prices, expected: Prices) -> Prices:
 
 def look_ahead_threshold(seconds: Prices, expected: Prices) -> Prices:
     """The survival [n − 1] above which some number of further draft tokens raises Θ, if all of them have it."""
-    out = np.empty(len(seconds) - 1)
-    for k in range(len(out)):
-        ahead = np.arange(1, len(seconds) - k)
-        with np.errstate(invalid="ignore"):
-            slope = (seconds[k + 1 :] - seconds[k]) / (ahead * seconds[k])
-        out[k] = expected[k] * slope.min()
+    out = np.full(len(seconds) - 1, np.inf)
+    out[~np.isfinite(seconds[:-1])] = np.nan
+    # The least slope from K on is that to the next corner of the lower convex hull of all points from K on.
+    at, times = np.flatnonzero(np.isfinite(seconds)).tolist(), seconds.tolist()
+    hull: list[int] = []
+    for k in reversed(at):
+        while len(hull) > 1 and _slope(times, k, hull[-1]) >= _slope(times, k, hull[-2]):
+            hull.pop()
+        if hull:
+            out[k] = expected[k] * _slope(times, k, hull[-1]) / times[k]
+        hull.append(k)
     return out
+
+
+def _slope(times: list[float], k: int, m: int) -> float:
+    return (times[m] - times[k]) / (m - k)
 
 
 @dataclass(frozen=True)
@@ -124,7 +154,10 @@ def choices(
 
     Means over ``steps`` steps of as many sequences, each holding ``context`` KV tokens, without arrivals or
     prefills. Throughput counts a draft token at its survival, and is NaN where the step of some choice has no price.
+    Empty where so many sequences do not fit in the profile's KV cache.
     """
+    if not fits(profile, num_seqs, context):
+        return []
     gamma = survival.shape[1]
     curve = draft_curve(profile, num_seqs, gamma, context, extrapolate=extrapolate)
     plain = decode_seconds(profile, [num_seqs], context, extrapolate=extrapolate)[0]

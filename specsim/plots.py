@@ -16,10 +16,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from specsim.files import write_atomic
@@ -40,6 +43,7 @@ RING: dict[str, Any] = {
     "markeredgecolor": "black",
 }
 PNG_DPI = 160
+NO_GLYPH = "\N{WHITE SQUARE}"
 
 LABELS = {
     "throughput": "throughput (output tok/s per GPU)",
@@ -125,9 +129,33 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     kind = Path(path).suffix.lower()
     if kind not in (".png", ".svg"):
         raise SpecsimError(f"{path}: suffix {kind!r}, expected .png or .svg")
+    _as_they_are(figure)
     metadata = {"Date": None} if kind == ".svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "specsim"}):
         return write_atomic(path, lambda p: figure.savefig(p, format=kind[1:], dpi=PNG_DPI, metadata=metadata))
+
+
+def _as_they_are(figure: Figure) -> None:
+    """Texts hold names that users chose: a $ in them starts no formula, and a box stands for what no font here has."""
+    ticks = [
+        t for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for t in (*axis.majorTicks, *axis.minorTicks)
+    ]
+    labels = {label for tick in ticks for label in (tick.label1, tick.label2)}
+    for text in figure.findobj(lambda artist: isinstance(artist, Text) and artist not in labels):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        font = get_font(findfont(text.get_fontproperties()))
+        text.set_text("".join(c if c == "\n" or font.get_char_index(ord(c)) else NO_GLYPH for c in text.get_text()))
+
+
+def some_ticks(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 times powers of ten on an axis of logarithms; evenly apart where that would leave too few."""
+    low, high = sorted(axis.get_view_interval())
+    locator: Locator = LogLocator(10, (1, 2, 5))
+    if sum(low <= at <= high for at in locator.tick_values(low, high)) < 3:
+        locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
 
 
 def caption(figure: Figure, lines: Sequence[str]) -> None:

@@ -5,18 +5,21 @@ They share the palette and dashes of :mod:`specsim.plots`; save them with its ``
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from specsim.hardware import Prices, Profile, Table1D, Table2D
-from specsim.marginal import decode_seconds
-from specsim.plots import COLOURS, DASHES, GREY, caption, plain_axes
+from specsim.marginal import decode_seconds, held
+from specsim.plots import COLOURS, DASHES, GREY, caption, plain_axes, some_ticks
 from specsim.types import SpecsimError
 
 MOST_TOKENS = 16384
@@ -42,38 +45,47 @@ def plot_profiles(
     each; a band spans ``low`` to ``high`` where a profile has them. ``thresholds`` gives for each profile's label and
     for R sequences the thresholds of one more token and of looking ahead, [R·γ] each (see :mod:`specsim.marginal`):
     the latter is drawn as lines, and with a single profile the former as dots. A caption names analytic profiles.
-    Raises SpecsimError if there is nothing to draw.
+    What does not fit in a profile's KV cache is left out. Raises SpecsimError if there is nothing to draw.
     """
     if not profiles:
         raise SpecsimError("profiles: none given, expected at least one to draw")
     figure = Figure(figsize=(13.0, 4.4), layout="constrained")
     speed, time, pays = figure.subplots(1, 3)
+    drawn, alone = False, len(profiles) == 1
+    known_cases = (r for found in thresholds.values() for r, (_, ahead) in found.items() if np.isfinite(ahead).any())
+    dashes = dict(zip(dict.fromkeys(known_cases), itertools.cycle(DASHES), strict=False))
     for i, (name, profile) in enumerate(profiles.items()):
         style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)]}
         tokens = _counts(profile, num_seqs)
         seconds = decode_seconds(profile, tokens, context, num_seqs, extrapolate=extrapolate)
         known = np.isfinite(seconds)
+        drawn |= bool(known.any())
         b, s = np.array(tokens)[known], seconds[known]
         label = f"{name} (analytic)" if profile.kind == "analytic" else name
         speed.plot(b, 1 / s, label=label, linewidth=1.6, **style)
         time.plot(b, 1e3 * s, label=label, linewidth=1.6, **style)
         _band(profile, b, speed, time, style["color"])
-        _thresholds(pays, thresholds.get(name, {}), style, alone=len(profiles) == 1)
+        _thresholds(pays, thresholds.get(name, {}), None if alone else style["color"], dashes)
+    if not drawn:
+        raise SpecsimError(f"context: nothing to draw, no step fits at {context} KV tokens a sequence")
     _dress(speed, "tokens B in the forward", "steps a second, SPS(B)")
     _dress(time, "tokens B in the forward", "step time (ms)")
     _dress(pays, "tokens B in the forward: R sequences and their drafts", "survival above which a draft token pays")
     for axes in (speed, time):
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        some_ticks(axes.yaxis)
         axes.yaxis.set_major_formatter(PLAIN)
-        axes.yaxis.set_minor_locator(NullLocator())
-    alone = len(profiles) == 1
-    cases = dict.fromkeys(r for found in thresholds.values() for r in found)
-    _mark_starts(pays, {r: COLOURS[(i + 1) % len(COLOURS)] if alone else GREY for i, r in enumerate(cases)})
+    _mark_starts(pays, {r: COLOURS[(i + 1) % len(COLOURS)] if alone else GREY for i, r in enumerate(dashes)})
+    if not alone:
+        lines = [
+            Line2D([], [], color=_shade("black", i, len(dashes)), linestyle=dash, linewidth=1.6, label=f"R = {r}")
+            for i, (r, dash) in enumerate(dashes.items())
+        ]
+        pays.legend(handles=lines, fontsize=8, handlelength=4, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     pays.set_ylim(0, NEVER)
     pays.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1, NEVER], ["0", "0.2", "0.4", "0.6", "0.8", "1", "never"])
-    holds = f"{context:,} KV tokens a sequence"
-    speed.set_title(f"{num_seqs} sequences, {holds}" if num_seqs else f"B sequences, {holds}", loc="left", fontsize=9)
+    who = f"{num_seqs or 'B'} sequences, {held(profiles.values(), context)}"
+    speed.set_title(who, loc="left", fontsize=9)
     what = "line: seeing all drafts at once" + ("; dots: the next token alone" if alone else "")
     pays.set_title(what, loc="left", fontsize=9)
     handles, labels = speed.get_legend_handles_labels()
@@ -110,24 +122,38 @@ def _band(profile: Profile, b: Prices, speed: Axes, time: Axes, colour: str) -> 
     time.fill_between(sizes[there], 1e3 * low, 1e3 * high, **look)
 
 
-def _thresholds(axes: Axes, found: Mapping[int, tuple[Prices, Prices]], style: dict[str, Any], alone: bool) -> None:
-    """A curve a number of sequences; with ``alone`` each has a colour of its own.
+def _thresholds(
+    axes: Axes, found: Mapping[int, tuple[Prices, Prices]], colour: str | None, dashes: Mapping[int, Any]
+) -> None:
+    """A curve a number of sequences; of several profiles in shades of the profile's ``colour``, with ``dashes``.
 
     Drawn where the next token costs something: on a staircase at the end of each stair, since inside a stair
-    tokens are free. Dots are the next token alone; those above 1, which no survival pays, lie at NEVER.
+    tokens are free. A single profile (no colour) has a colour for each number of sequences, and dots for the next
+    token alone; those above 1, which no survival pays, lie at NEVER.
     """
-    for i, (r, (one, ahead)) in enumerate(found.items()):
-        look: dict[str, Any] = {"color": COLOURS[(i + 1) % len(COLOURS)], "linestyle": "-"} if alone else dict(style)
+    for i, (r, dash) in enumerate(dashes.items()):
+        one, ahead = found.get(r, (np.empty(0), np.empty(0)))
+        own = COLOURS[(i + 1) % len(COLOURS)]
+        look: dict[str, Any] = {"color": own, "linestyle": "-"}
+        if colour:
+            look = {"color": _shade(colour, i, len(dashes)), "linestyle": dash}
         b = r + np.arange(len(ahead))
         dear = np.flatnonzero(np.isfinite(ahead) & (one > 0))
         if not len(dear):
             continue
         line, dots = np.clip(ahead[dear], 0, NEVER), np.where(one[dear] > 1, NEVER, one[dear])
         axes.plot(b[dear], line, linewidth=1.6, label=f"R = {r}", **look)
-        if alone:
+        if not colour:
             apart = dots > line + 0.01
             place: dict[str, Any] = {"s": 9, "linewidth": 0, "alpha": 0.8, "clip_on": False}
-            axes.scatter(b[dear][apart], dots[apart], color=look["color"], **place)
+            axes.scatter(b[dear][apart], dots[apart], color=own, **place)
+
+
+def _shade(colour: str, i: int, count: int) -> str:
+    """The ``i``-th of ``count`` shades of a colour, from a light one to the colour itself."""
+    white = 0.6 * (1 - (i + 1) / count)
+    red, green, blue = ((1 - white) * part + white for part in to_rgb(colour))
+    return to_hex((red, green, blue))
 
 
 def _mark_starts(axes: Axes, starts: Mapping[int, str]) -> None:

@@ -9,7 +9,7 @@ from specsim.measure.timing import Measured
 
 SIZES = [
     "--tokens", "1,2,4,8,16", "--contexts", "16,64", "--gamma", 3, "--max-seqs", 8, "--rounds", 3, "--device", "cpu",
-    "--threads", 1, "--rank", 4,
+    "--threads", 1,
 ]  # fmt: skip
 FLAGS = [
     "--hidden", 32, "--layers", 2, "--heads", 4, "--kv-heads", 2, "--head-dim", 8, "--intermediate", 48,

@@ -1,5 +1,9 @@
 """What --help prints."""
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import typer
 from rich.text import Text
@@ -28,3 +32,21 @@ def test_the_help_names_the_extra_that_an_import_needs(run):
     code, printed, _ = run("profile", "import", "--help")
     assert code == 0
     assert "pip install 'specsim[silicon]'" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "code", "words"),
+    [
+        ("profile_eval.py", ["--help"], 0, "usage: profile_eval.py"),
+        ("profile_eval.py", [], 2, "the following arguments are required: PROFILE.json"),
+        ("profile_eval.py", ["none.json"], 2, "error: none.json: cannot read"),
+        ("bench.py", ["--help"], 0, "usage: bench.py"),
+        ("bench.py", ["--repeat", "0"], 2, "--repeat: expected 1 or more, got 0"),
+    ],
+)
+def test_benchmarks_say_how_they_are_called(monkeypatch, capsys, script, arguments, code, words):
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / script), run_name="__main__")
+    assert stop.value.code == code
+    assert words in "".join(capsys.readouterr())

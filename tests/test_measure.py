@@ -283,6 +283,12 @@ def test_every_size_is_verified_and_every_context_and_prefills_are_there():
     assert {p.num_seqs for p in points if p.tokens == 12} == {1, 3, 5, 8}
 
 
+def test_drafting_is_for_no_more_sequences_than_a_forward_holds():
+    points = Grid((2, 6), (100,), (), gamma=3, max_seqs=64).points()
+    assert [p.num_seqs for p in points if p.kind == "draft"] == [1, 2, 4, 6]
+    assert [p.num_seqs for p in points if p.kind == "sync"] == [6]
+
+
 def test_sizes_are_padded_to_graphs_and_above_them_as_they_are():
     grid = Grid((1, 3, 8, 9, 20), (64,), (1, 4, 8), gamma=3, max_seqs=8)
     assert [grid.padded(n) for n in (1, 2, 3, 4, 5, 8, 9, 20)] == [1, 4, 4, 4, 8, 8, 9, 20]

@@ -26,6 +26,7 @@ from measure_inputs import FLAGS, SIZES, made_up  # noqa: E402
 from specsim.measure.curves import curves  # noqa: E402
 from specsim.measure.grid import Grid  # noqa: E402
 from specsim.measure.records import read_log  # noqa: E402
+from specsim.measure.timing import Measured  # noqa: E402
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
@@ -124,6 +125,30 @@ def test_where_tokens_stop_being_free_is_found(measured):
     assert curves(profile.model_copy(update={"verify": flat}), 3, 8).free_until is None
 
 
+def test_a_narrow_range_of_step_times_has_some_ticks(tmp_path):
+    from specsim.measure import machine
+    from specsim.measure.fit import decompose
+    from specsim.measure.picture import plot_measured
+    from specsim.measure.records import Run, make_profile
+    from specsim.measure.session import Session, Settings
+    from specsim.measure.shape import find_shape
+    from specsim.plots import save_figure
+
+    grid, condition = Grid((1, 2, 4, 8), (16, 64), (), gamma=3, max_seqs=4), machine.condition(torch.device("cpu"))
+    drafts = [Measured(p, np.full(3, 1e-3)) for p in grid.points() if p.kind == "draft"]
+    session = Session(
+        [*made_up(grid), *drafts], {"attention": "", "between": "", "graphs": ""}, condition, condition, 1.0
+    )
+    run = Run(find_shape("smollm2-135m"), grid, Settings(), session, "cpu", "float32", 4, graphs=False)
+    profile = make_profile(run, decompose(run.of("verify", "chunk"), grid), "p", command="", kv_tokens=None)
+    figure = plot_measured(run, profile)
+    save_figure(figure, tmp_path / "p.png")
+    time = figure.axes[1]  # 10.1 to 10.9 ms
+    low, high = time.get_ylim()
+    shown = [t.get_text() for t in time.get_yticklabels() if low <= t.get_position()[1] <= high]
+    assert len(set(shown)) == len(shown) >= 3
+
+
 def test_the_same_seed_runs_the_same_inputs_in_the_same_order(monkeypatch, run, tmp_path):
     from specsim.measure import session
 
@@ -176,6 +201,11 @@ BAD = [
     (["--rank", "0"], "Invalid value for '--rank'"),
     (["--rounds", "2"], "--rounds, --input-sets: expected at least 3 and 1, got 2 and 3"),
     (["--minutes", "0"], "--minutes: expected a number above 0"),
+    (["--drafter", "none", "--draft-layers", "2"], "--draft-layers: has no meaning with --drafter none"),
+    (["--drafter", "none", "--rank", "5"], "--rank: has no meaning with --drafter none"),
+    (["--drafter", "autoregressive", "--rank", "5"], "--rank: has no meaning with --drafter autoregressive"),
+    (["--draft-layers", "10000"], "--draft-layers: expected at most the 2 layers of custom, got 10000"),
+    (["--model", "mixtral-8x7b"], "a mixture of experts cannot be measured"),
     (["--capture", "1,2"], "--capture: CUDA graphs need --device cuda"),
     (["--attention", "paged"], "--attention: paged needs --device cuda"),
     (["--drafter", "ngram"], "--drafter: expected parallel, autoregressive or none"),
@@ -203,6 +233,28 @@ def test_bad_input_is_one_line(run, tmp_path, change, said):
     assert said in errors
     assert len(errors.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_one_list_of_what_can_be_measured(run, tmp_path):
+    """Told the same by the help, without a model, and for an unknown one: no mixture of experts among them."""
+    from specsim.hardware.model_shape import PRESETS
+
+    known = ", ".join(name for name, shape in PRESETS.items() if not shape.moe_layers)
+    code, text, _ = run("measure", "--help")
+    assert code == 0
+    assert known.replace(" ", "") in re.sub(r"[\s│]", "", text)
+    for given in ((), ("--model", "qwen9")):
+        code, _, errors = run("measure", *SIZES, *given, "--out", tmp_path / "x.json")
+        assert code == 2
+        assert known in errors
+        assert "mixtral" not in errors
+
+
+def test_the_drafter_has_no_more_layers_than_the_model(run, tmp_path):
+    out = tmp_path / "x.json"
+    assert run("measure", *FLAGS, "--layers", 1, "--out", out)[0] == 0
+    header, _ = read_log(tmp_path / "x.log.jsonl")
+    assert header["settings"]["draft_layers"] == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

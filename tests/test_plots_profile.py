@@ -76,6 +76,36 @@ def test_several_profiles_share_the_panels_and_have_a_legend():
     assert not pays.collections  # dots would be three profiles' on top of each other
 
 
+def test_several_profiles_tell_numbers_of_sequences_apart_by_dash_and_shade():
+    pays = draw(measured("one"), measured("two")).axes[2]
+    lines = [line for line in pays.lines if line.get_label().startswith("R =")]
+    assert [line.get_label() for line in lines] == ["R = 2", "R = 4", "R = 2", "R = 4"]
+    assert len({line.get_color() for line in lines}) == 4
+    dashes = [line._unscaled_dash_pattern for line in lines]
+    assert dashes[0] == dashes[2] != dashes[1] == dashes[3]
+    legend = pays.get_legend()
+    assert [t.get_text() for t in legend.get_texts()] == ["R = 2", "R = 4"]
+    assert [line._unscaled_dash_pattern for line in legend.get_lines()] == dashes[:2]
+
+
+def test_what_does_not_fit_in_the_kv_cache_is_not_drawn():
+    profile = measured(kv_tokens=300)
+    found = {r: tuple(np.full(3 * r, np.nan if r > 3 else 0.5) for _ in range(2)) for r in (2, 4)}
+    speed, _, pays = plot_profiles({"one": profile}, {"one": found}, context=100).axes
+    assert speed.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert [text.get_text() for text in pays.texts] == ["R = 2"]
+
+
+def test_a_narrow_range_of_times_has_some_ticks(tmp_path):
+    figure = draw(make_profile(verify=staircase([4, 8, 16], [0.0016, 0.003, 0.0055]), draft=None))
+    save_figure(figure, tmp_path / "p.png")
+    for axes in figure.axes[:2]:
+        low, high = axes.get_ylim()
+        shown = [t.get_text() for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high]
+        assert len(shown) == len(set(shown)) >= 3
+        assert all(shown)
+
+
 def test_an_analytic_profile_is_named_below_the_picture():
     line = "profile tiny is analytic: no measurement behind these step times"
     assert draw(make_profile()).get_supxlabel() == line
@@ -102,5 +132,7 @@ def test_files_have_the_same_bytes_twice(tmp_path):
 def test_what_cannot_be_drawn_is_named():
     with pytest.raises(SpecsimError, match="profiles: none given"):
         plot_profiles({}, {})
+    with pytest.raises(SpecsimError, match="context: nothing to draw, no step fits at 500 KV tokens"):
+        draw(measured(kv_tokens=400), context=500)
     with pytest.raises(SpecsimError, match="num_seqs: expected at most 16"):
         draw(measured(), num_seqs=17)

@@ -25,6 +25,7 @@ from specsim.views import StepView
 
 ROOT = Path(__file__).parents[1]
 B300 = ROOT / "hw_profiles/dsv4-flash-b300-tp4.json"
+SMALL_CACHE = ROOT / "hw_profiles/h100-qwen3-32b-tp1-vllm.json"
 TRACE = ROOT / "traces/qwen3-4b-dspark.json"
 EPSILON = 1e-6
 
@@ -100,6 +101,23 @@ def test_looking_ahead_never_asks_for_more_than_the_next_token_does(data):
     assert ahead[-1] == pytest.approx(one[-1])
 
 
+@given(data=st.data())
+def test_looking_ahead_is_the_least_slope_over_all_further_tokens(data):
+    n = data.draw(st.integers(2, 12))
+    price = st.one_of(st.floats(0.1, 9), st.sampled_from([1.0, 2.0, np.inf]))
+    seconds = np.array(data.draw(st.lists(price, min_size=n, max_size=n)))
+    found = look_ahead_threshold(seconds, np.ones(n))
+    for k in range(n - 1):
+        rises = (seconds[k + 1 :] - seconds[k]) / np.arange(1, n - k) if np.isfinite(seconds[k]) else [np.nan]
+        assert found[k] == pytest.approx(np.min(rises) / seconds[k], nan_ok=True)
+
+
+def test_looking_ahead_over_a_million_tokens_is_quick():
+    """What --num-seqs 16384 --gamma 64 asks for: all pairs would take hours."""
+    seconds = 1 + np.sqrt(np.arange(1_000_001))
+    assert len(look_ahead_threshold(seconds, np.ones(len(seconds)))) == 1_000_000
+
+
 @given(rises=st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_on_a_convex_curve_both_are_the_same(rises):
     seconds = 1.0 + np.cumsum([0.0, *sorted(rises)])
@@ -126,6 +144,18 @@ def test_outside_the_range_there_is_no_threshold():
 
 
 # The numerator and the steps
+
+
+def test_sequences_that_do_not_fit_in_the_kv_cache_have_no_price():
+    profile = make_profile(kv_tokens=400)
+    assert decode_seconds(profile, [1, 4, 5, 8], 100).tolist() == [1 + TICK, 1 + 4 * TICK, np.inf, np.inf]
+    assert np.isfinite(decode_seconds(profile, [5, 8], 100, 4)).all()  # drafts of four sequences
+    assert np.isfinite(draft_curve(profile, 4, 2, 100)).all()
+    assert draft_curve(profile, 5, 2, 100).tolist() == [np.inf] * 11
+    assert len(choices(profile, np.ones((4, 2)), 4, 100)) == 4
+    assert choices(profile, np.ones((4, 2)), 5, 100) == []
+    # Nor does extrapolation make room.
+    assert decode_seconds(profile, [5], 100, extrapolate=True).tolist() == [np.inf]
 
 
 def test_expected_tokens():
@@ -187,6 +217,46 @@ def shown(run, tmp_path, *arguments):
     code, text, err = run("profile", "show", *arguments, "--json", path)
     assert (code, err) == (0, "")
     return text, json.loads(path.read_text())
+
+
+def test_what_does_not_fit_in_the_kv_cache_is_a_dash_and_in_no_average(run, tmp_path):
+    """Room for 16 sequences of 1,024: at 32 and 128 neither prices nor survivals nor what schedulers do."""
+
+    def profile(name, slower, kv_tokens):
+        verify = {
+            "type": "table2d", "tokens": [1, 4096], "kv_tokens": [0, 1 << 24], "below": "linear",
+            "seconds": [[slower, slower], [2.0, 2.0]],
+        }  # fmt: skip
+        return save_profile(make_profile(name=name, verify=verify, kv_tokens=kv_tokens), tmp_path / f"{name}.json")
+
+    small, large = profile("small", 1.0, 16384), profile("large", 1.25, None)
+    text, data = shown(run, tmp_path, small, "--trace", TRACE, "--gamma", 2)
+    found = data["profiles"][0]
+    assert [s["tokens"] for s in found["steps"] if s["seconds"] is not None] == [1, 2, 4, 8, 16]
+    assert {c["num_seqs"] for c in found["choices"]} == {1, 8}
+    assert all((s["next"] is None) == (s["num_seqs"] > 16) for s in found["survival_that_pays"])
+    assert "small: the KV cache of 16,384 tokens holds 16 sequences of 1,024; – where more would be needed" in text
+    assert "R = 32, 128 left out: the KV cache of 16,384 tokens holds 16 sequences of 1,024" in text
+    assert ["32", "–", "–", "–"] in [line.split() for line in text.splitlines()]
+    text, data = shown(run, tmp_path, large, small)
+    there = [d for d in data["profiles"][1]["difference"] if d is not None]
+    assert len(there) == 5
+    assert f"SPS(B) {100 * np.mean(np.abs(there)):.1f} % apart on average" in text
+    # None fits: a note instead of the schedulers' table.
+    text, _ = shown(run, tmp_path, small, "--trace", TRACE, "--gamma", 2, "--num-seqs", 17)
+    assert "StaticGamma" not in text
+    assert "R = 17 left out" in text
+
+
+def test_a_curve_by_tokens_alone_has_no_kv_in_its_title(run, tmp_path):
+    alone, _ = shown(run, tmp_path, B300)
+    assert "(each its own sequence, whatever KV they hold)" in alone
+    assert "R sequences, whatever KV they hold, each with" in alone
+    assert "1,024" not in alone.split("dsv4-flash-b300-tp4: survival")[1]
+    other, _ = shown(run, tmp_path, SMALL_CACHE)
+    assert "(each its own sequence, 1,024 KV tokens a sequence)" in other
+    both, _ = shown(run, tmp_path, B300, SMALL_CACHE)
+    assert "dsv4-flash-b300-tp4: a curve by tokens alone, whatever KV they hold" in both
 
 
 def test_the_thresholds_shown_are_those_of_the_schedulers(run, tmp_path):
@@ -258,11 +328,29 @@ def test_a_picture_is_drawn(run, tmp_path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_names_of_any_signs_are_shown_and_drawn(run, tmp_path, suffix):
+    """Signs without a glyph, formulas and line ends: no warning, one line each."""
+    name = "fast \N{ROCKET} $\\frac{$ 模型\nsecond\tline"
+    path = save_profile(make_profile(name=name, model="a\nb", kind="analytic"), tmp_path / "p.json")
+    code, text, err = run("profile", "show", path, "--picture", tmp_path / f"p.{suffix}")
+    assert (code, err) == (0, "")
+    assert "fast \N{ROCKET} $\\frac{$ 模型 second line: survival" in text
+    assert "model  a b\n" in text
+    assert (tmp_path / f"p.{suffix}").stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((B300, "none.json"), "none.json: cannot read"),
-        ((B300, "--tau", "0.5"), "--tau: expected 1 or more"),
+        ((B300, "--tau", "0.5"), "--tau: expected 1 to 65 tokens (the bonus token counts), got 0.5"),
+        ((B300, "--tau", "inf"), "--tau: expected 1 to 65 tokens (the bonus token counts), got inf"),
+        ((B300, "--tau", "nan"), "--tau: expected 1 to 65 tokens (the bonus token counts), got nan"),
+        ((B300, "--gamma", "65"), "'--gamma': Input should be less than or equal to 64"),
+        ((B300, "--context", 10**12), "'--context': Input should be less than or equal to 10000000"),
+        ((B300, B300.parent / ".." / "hw_profiles" / B300.name), "dsv4-flash-b300-tp4.json: is given twice"),
+        ((SMALL_CACHE, "--context", 30000, "--picture", "p.png"), "--picture: nothing to draw at --context 30000"),
         ((B300, "--tau", "2", "--trace", TRACE), "--tau: has no meaning with --trace"),
         ((B300, "--picture", "p.gif"), "--picture: expected a .png or .svg file, got p.gif"),
         ((B300, "--picture", B300), "--picture: "),

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specsim.engine import Scenario, simulate
-from specsim.hardware import DEVICES, Device, ModelShape, Roofline, Shape, find_device, find_model, load_profile
+from specsim.hardware import DEVICES, Device, ModelShape, Roofline, Shape, load_profile
 from specsim.hardware.analytic import kv_capacity, make_roofline, parallel_draft, roofline_profile
 from specsim.hardware.model_shape import PRESETS
 from specsim.hardware.roofline import LIMIT, SAMPLER_KERNELS
@@ -329,6 +329,29 @@ def test_a_parallel_draft_is_one_forward_of_gamma_tokens_a_sequence():
     assert draft.seconds[0] < price(target, Shape(1, 1024)) / 3
 
 
+def test_drafting_contexts_beyond_the_kv_cache_are_refused():
+    model, device = PRESETS["llama-3.1-8b"], DEVICES["rtx4090"]
+    room = roofline_profile(model, device).kv_tokens
+    assert roofline_profile(model, device, draft_layers=1, context=room).draft is not None
+    with pytest.raises(SpecsimError, match=f"context: expected at most the {room:,} tokens that the KV cache holds"):
+        roofline_profile(model, device, draft_layers=1, context=room + 1)
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b", "mixed"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_notes_tell_every_kernel(model, tp):
+    shape = PRESETS.get(model, MOE)
+    notes = roofline_profile(shape, DEVICES["h200"], tp=tp, kernel_seconds=5e-6).provenance.notes
+    surfaces = [make_roofline(shape, DEVICES["h200"], tp=tp, kernel_seconds=k).surface(1, 1, False) for k in (1.0, 0.0)]
+    kernels = round(float(np.subtract(*(s.curve(Shape(1, 1), 0)[0] for s in surfaces))))
+    assert f"A step launches {kernels} kernels, {kernels * 5e-3:.3g} ms: a layer has 2 norms, 2 of attention" in notes
+    assert ("activation and down, or, with experts, router, 2 of routing" in notes) == (model == "mixed")
+    assert ("3 of shared experts" in notes) == (model == "mixed")
+    assert ("router" in notes) == (model != "qwen3-8b")
+    assert f"the head and {SAMPLER_KERNELS} of the sampler" in notes
+    assert ("logits are gathered" in notes) == (tp > 1)
+
+
 def test_an_autoregressive_draft_is_one_token_a_sequence():
     model, device = PRESETS["qwen3-8b"], DEVICES["h200"]
     profile = roofline_profile(model, device, draft_layers=1, gamma=3, draft_type="autoregressive", context=512)
@@ -368,110 +391,6 @@ def test_decoding_on_an_h200_is_near_what_was_measured(context):
     assert difference.mean() < 0.06
 
 
-# Models and devices as they are given
-
-LLAMA = {
-    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
-}  # fmt: skip
-QWEN_MOE = {
-    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
-    "num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
-    "num_experts_per_tok": 8, "vocab_size": 151936, "max_position_embeddings": 40960,
-}  # fmt: skip
-
-
-def read(tmp_path, config, **changes):
-    folder = tmp_path / "some-model"
-    folder.mkdir(exist_ok=True)
-    data = {k: v for k, v in (config | changes).items() if v is not None}
-    (folder / "config.json").write_text(json.dumps(data))
-    return find_model(str(folder))
-
-
-def test_a_dense_config(tmp_path):
-    shape = read(tmp_path, LLAMA)
-    assert shape == PRESETS["llama-3.1-8b"].model_copy(update={"name": "some-model"})
-    assert shape.parameters == pytest.approx(8.03e9, rel=0.001)
-    assert shape.kv_bytes_per_token() == 131_072
-    assert read(tmp_path, LLAMA, num_key_value_heads=None).kv_heads == 32
-
-
-def test_a_config_of_experts(tmp_path):
-    shape = read(tmp_path, QWEN_MOE)
-    assert shape == PRESETS["qwen3-30b-a3b"].model_copy(update={"name": "some-model"})
-    assert shape.parameters == pytest.approx(30.5e9, rel=0.002)
-    some = read(tmp_path, QWEN_MOE, decoder_sparse_step=2, mlp_only_layers=[1, 3, 4])
-    assert (some.moe_layers, some.intermediate) == (22, 6144)
-    mixtral = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}
-    assert read(tmp_path, LLAMA, **mixtral).experts_per_token == 2
-    assert read(tmp_path, LLAMA, **mixtral).parameters == PRESETS["mixtral-8x7b"].parameters
-    glm = {"model_type": "glm4_moe", "num_experts": None, "n_routed_experts": 16, "n_shared_experts": 2}
-    found = read(tmp_path, QWEN_MOE, **glm, first_k_dense_replace=3)
-    assert (found.moe_layers, found.experts, found.shared_intermediate) == (45, 16, 2 * 768)
-    qwen2 = read(tmp_path, QWEN_MOE, model_type="qwen2_moe", shared_expert_intermediate_size=5632)
-    assert qwen2.shared_intermediate == 5632
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"kv_lora_rank": 512}, r"kv_lora_rank: latent attention \(MLA\) is not described"),
-        ({"text_config": {"hidden_size": 1}}, "text_config: a multimodal model"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: expected full_attention .* linear_att"),
-        ({"sliding_window": 4096}, "sliding_window: expected none .* got 4096"),
-        ({"model_type": "mamba2"}, "model_type: expected one of llama"),
-        ({"hidden_size": None}, "hidden_size: is missing"),
-        ({"hidden_size": "4096"}, "hidden_size: expected"),
-        ({"num_attention_heads": 33}, "num_attention_heads: expected a divisor of 4096, got 33"),
-        ({"model_type": "qwen3", "num_experts": 64}, "num_experts: expected none with model_type 'qwen3', got 64"),
-        ({"model_type": "qwen3_moe"}, "num_experts: is missing, expected it with model_type 'qwen3_moe'"),
-        ({"num_key_value_heads": 5}, "heads: expected a multiple of the 5 kv_heads, got 32"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "num_experts_per_tok: is missing"),
-        (
-            {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9},
-            "experts_per_token: expected 1 to the 8 experts, got 9",
-        ),
-    ],
-)
-def test_configs_that_it_does_not_describe_are_refused(tmp_path, changes, words):
-    with pytest.raises(SpecsimError, match=rf"config\.json: {words}"):
-        read(tmp_path, LLAMA, **changes)
-
-
-def test_a_shape_is_written_without_what_only_a_measurement_needs():
-    """So that a profile of before has the same bytes; what is not as usual is kept."""
-    assert not {"qk_norm", "max_position"} & set(TINY.model_dump())
-    for shape in PRESETS.values():
-        assert ModelShape.model_validate_json(shape.model_dump_json()) == shape
-    assert PRESETS["qwen3-8b"].model_dump()["max_position"] == 40960
-
-
-def test_a_window_that_is_off_is_none(tmp_path):
-    assert read(tmp_path, LLAMA, sliding_window=4096, use_sliding_window=False).layers == 32
-
-
-def test_unknown_names_are_told_what_there_is():
-    with pytest.raises(SpecsimError, match=r"expected one of qwen3-4b.*, did you mean qwen3-8b"):
-        find_model("qwen3_8b")
-    with pytest.raises(SpecsimError, match=r"expected one of a100.*, did you mean h200"):
-        find_device("h20")
-    assert find_device("RTX 4090") is DEVICES["rtx4090"]
-
-
-def test_a_device_of_ones_own(tmp_path):
-    path = tmp_path / "gpu.json"
-    path.write_text(TOY.model_dump_json())
-    assert find_device(str(path)) == TOY
-    path.write_text(json.dumps({"name": "x", "bandwidth": -1}))
-    with pytest.raises(SpecsimError, match=r"gpu\.json: bf16_flops: is missing"):
-        find_device(str(path))
-    for field, value in (("memory_bytes", 1e300), ("bandwidth", 1e-300), ("bf16_flops", 1e-300), ("link_seconds", 1e9)):
-        path.write_text(json.dumps(TOY.model_dump() | {field: value}))
-        with pytest.raises(SpecsimError, match=rf"gpu\.json: {field}: expected (less|greater) than or equal to 1"):
-            find_device(str(path))
-
-
 # On the command line
 
 
@@ -501,6 +420,19 @@ def test_profile_roofline_writes_a_profile_that_says_what_it_is(run, tmp_path):
     assert "0.7 of the FLOP/s and 0.9 of the bandwidth" in text
     steps = json.loads(data.read_text())["steps"]
     assert steps[1]["seconds"] == pytest.approx(float(profile.step_seconds(8, kv_tokens=8 * 1024)))
+
+
+def test_what_does_not_fit_in_the_kv_cache_is_not_printed(run, tmp_path):
+    data, out = tmp_path / "d.json", tmp_path / "p.json"
+    command = ("profile", "roofline", "--model", "qwen3-8b", "--device", "h200", "--context", 5000)
+    code, text, _ = run(*command, "--out", out, "--json", data)
+    assert code == 0
+    found = {s["tokens"]: s["seconds"] for s in json.loads(data.read_text())["steps"]}
+    assert [b for b, seconds in found.items() if seconds is None] == [512, 2048]
+    profile = load_profile(tmp_path / "p.json")
+    assert found[128] == pytest.approx(float(profile.step_seconds(128, kv_tokens=128 * 5000)))
+    assert ["512", "–", "–", "–"] in [line.split() for line in text.splitlines()]
+    assert f"KV cache: {profile.kv_tokens:,} tokens, {profile.kv_tokens // 5000} sequences of 5,000; – where" in text
 
 
 @pytest.mark.parametrize(

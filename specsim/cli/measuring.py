@@ -16,6 +16,7 @@ from specsim.cli import show
 from specsim.cli.inputs import one_of, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import Profile, save_profile
+from specsim.hardware.model_shape import DENSE_PRESETS
 from specsim.hardware.tables import UNBOUNDED
 from specsim.measure import check_installed
 from specsim.types import SpecsimError
@@ -42,7 +43,7 @@ def measure(
     out: Annotated[Path, _option("--out", help="Where the profile (JSON) goes.", panel=OUT)],
     model: Annotated[
         str | None,
-        _option("--model", help="qwen3-4b, -8b, -14b, -32b, llama-3.1-8b, smollm2-135m, or a config.json.", panel=WHAT),
+        _option("--model", help=f"{', '.join(DENSE_PRESETS)}, or a config.json.", panel=WHAT),
     ] = None,
     hidden: Annotated[
         int | None, _option("--hidden", help="Width; like those below, instead of the model's.", panel=WHAT)
@@ -72,7 +73,7 @@ def measure(
         int | None,
         _option(
             "--draft-layers",
-            help="Of the drafter (default: parallel 5, or 2 below a width of 2048; else 1).",
+            help="Of the drafter (default: parallel 5, or 2 below a width of 2048; else 1; no more than the model's).",
             min=1,
             panel=WHAT,
         ),
@@ -137,6 +138,10 @@ def measure(
     lengths and contexts; its drafter runs too. On CUDA with graphs, elsewhere without. Sizes are timed in random
     order over several rounds; the profile holds medians and quartiles, the log every sample.
 
+    A run takes --rounds samples of every size at every context, or stops at --minutes (after three rounds at least):
+    --rounds 3 or --minutes 0.5 is enough for a first look. Fewer --tokens (in any order), one of --contexts and a lower
+    --max-seqs make each round shorter.
+
     Example: specsim measure --model smollm2-135m --device cpu --out hw_profiles/smollm2-cpu.json
     """
     log = log or out.with_suffix(".log.jsonl")
@@ -149,6 +154,9 @@ def measure(
         check_output(option, path)
     one_of("--drafter", drafter, ("parallel", "autoregressive", "none"))
     one_of("--attention", attention, ("paged", "padded"))
+    for option, given in (("--draft-layers", draft_layers), ("--rank", rank)):
+        if given is not None and (drafter == "none" or (option == "--rank" and drafter != "parallel")):
+            raise SpecsimError(f"{option}: has no meaning with --drafter {drafter}")
     if not (rounds >= 3 and input_sets >= 1):
         raise SpecsimError(f"--rounds, --input-sets: expected at least 3 and 1, got {rounds} and {input_sets}")
     for option, value in (("--minutes", minutes), ("--device-memory", device_memory)):
@@ -173,6 +181,10 @@ def measure(
         model, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab=vocab,
         intermediate=intermediate, max_position=max_position, tied=tied, qk_norm=qk_norm,
     )  # fmt: skip
+    if draft_layers is not None and draft_layers > shape.layers:
+        raise SpecsimError(
+            f"--draft-layers: expected at most the {shape.layers} layers of {shape.name}, got {draft_layers}"
+        )
     cuda = on.type == "cuda"
     if not cuda and capture not in (None, "none"):
         raise SpecsimError("--capture: CUDA graphs need --device cuda")
@@ -182,7 +194,7 @@ def measure(
     wide = shape.hidden >= 2048
     settings = Settings(
         drafter=drafter,
-        draft_layers=draft_layers or (1 if drafter == "autoregressive" else 5 if wide else 2),
+        draft_layers=draft_layers or min(shape.layers, 1 if drafter == "autoregressive" else 5 if wide else 2),
         rank=rank or (256 if wide else 32),
         rounds=rounds,
         minutes=minutes or (7.0 if cuda else 3.0),

@@ -13,13 +13,18 @@ from specsim.acceptance import load_drafter
 from specsim.cli import show
 from specsim.files import check_apart, check_output
 from specsim.hardware import Prices, Profile, load_profile
+from specsim.hardware.analytic import MAX_CONTEXT, MAX_GAMMA
 from specsim.marginal import (
+    Choice,
     choices,
     decode_seconds,
     draft_curve,
     expected_tokens,
+    fits,
+    held,
     look_ahead_threshold,
     next_threshold,
+    reads_kv,
 )
 from specsim.types import SpecsimError
 
@@ -31,7 +36,9 @@ CASES = (1, 8, 32, 128)
 
 def profile_show(
     files: Annotated[list[Path], typer.Argument(help="Hardware profiles (hw_profiles/*.json).", show_default=False)],
-    context: Annotated[int, typer.Option("--context", help="KV tokens of each sequence.", min=0)] = 1024,
+    context: Annotated[
+        int, typer.Option("--context", help="KV tokens of each sequence.", min=0, max=MAX_CONTEXT)
+    ] = 1024,
     num_seqs: Annotated[
         int | None,
         typer.Option(
@@ -42,7 +49,10 @@ def profile_show(
         ),
     ] = None,
     gamma: Annotated[
-        int | None, typer.Option("--gamma", help="Most draft tokens a sequence (default: the trace's, or 7).", min=1)
+        int | None,
+        typer.Option(
+            "--gamma", help="Most draft tokens a sequence (default: the trace's, or 7).", min=1, max=MAX_GAMMA
+        ),
     ] = None,
     tau: Annotated[
         float | None,
@@ -61,7 +71,8 @@ def profile_show(
     """Print hardware profiles: where they come from, what steps cost, and when one more draft token pays.
 
     SPS(B) is steps a second at B tokens in the forward; profiles of the same model and GPUs as the first are
-    compared with it in per cent.
+    compared with it in per cent. A dash stands where sequences of --context tokens do not fit in the KV cache, or a
+    step lies beyond what was measured: such sizes count in no average, and schedulers are not asked there.
 
     Survival that pays: a step of R sequences with K draft tokens lasts T(K), drafting included, and is expected to
     yield E(K) tokens. One more token of survival a raises E/T, as Algorithm 1 asks, if a > E(K)·(T(K+1) − T(K))/T(K):
@@ -80,16 +91,27 @@ def profile_show(
     check_apart({"--json": json, "--picture": picture}, {"FILE": files, "--trace": trace})
     check_output("--json", json)
     check_output("--picture", picture)
-    if tau is not None and not tau >= 1:
-        raise SpecsimError(f"--tau: expected 1 or more (the bonus token counts), got {tau:g}")
+    if tau is not None and not 1 <= tau <= 1 + MAX_GAMMA:
+        raise SpecsimError(f"--tau: expected 1 to {1 + MAX_GAMMA} tokens (the bonus token counts), got {tau:g}")
     if tau is not None and trace is not None:
         raise SpecsimError("--tau: has no meaning with --trace, whose survivals make the numerator")
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise SpecsimError(f"--picture: expected a .png or .svg file, got {picture}")
+    for i, file in enumerate(files):
+        if file.resolve() in [other.resolve() for other in files[:i]]:
+            raise SpecsimError(f"FILE: {file}: is given twice, expected different profiles")
     profiles = _named([load_profile(file) for file in files])
     survival, by_position, gamma = _survivals(trace, gamma)
     cases = [num_seqs] if num_seqs else list(CASES)
     tokens = _token_counts(list(profiles.values()), num_seqs)
+    curves = {
+        name: decode_seconds(profile, tokens, context, num_seqs, extrapolate=extrapolate)
+        for name, profile in profiles.items()
+    }
+    if picture is not None and not any(np.isfinite(curve).any() for curve in curves.values()):
+        raise SpecsimError(
+            f"--picture: nothing to draw at --context {context}: no step fits in the KV cache and in what was measured"
+        )
     console = show.console()
     data: dict[str, Any] = {"context": context, "num_seqs": num_seqs, "gamma": gamma, "profiles": []}
 
@@ -104,10 +126,6 @@ def profile_show(
         for name in profiles:
             console.print(f"{name}: {facts[name]['source']}", soft_wrap=True)
 
-    curves = {
-        name: decode_seconds(profile, tokens, context, num_seqs, extrapolate=extrapolate)
-        for name, profile in profiles.items()
-    }
     differences = _differences(profiles, curves)
     _print_steps(profiles, tokens, curves, differences, context, num_seqs)
 
@@ -118,7 +136,7 @@ def profile_show(
             seconds = draft_curve(profile, r, gamma, context, extrapolate=extrapolate)
             expected = expected_tokens(r, gamma, tau, by_position)
             thresholds[name][r] = next_threshold(seconds, expected), look_ahead_threshold(seconds, expected)
-        _print_thresholds(name, thresholds[name], gamma, context, _numerator(tau, trace))
+        _print_thresholds(name, profile, thresholds[name], gamma, context, _numerator(tau, trace))
         entry: dict[str, Any] = {**facts[name], "kind": profile.kind}
         entry["steps"] = [{"tokens": b, "seconds": s} for b, s in zip(tokens, curves[name].tolist(), strict=True)]
         entry["difference"] = differences[name].tolist() if name in differences else None
@@ -129,7 +147,7 @@ def profile_show(
         ]
         if survival is not None:
             chosen = [c for r in cases for c in choices(profile, survival, r, context, extrapolate=extrapolate)]
-            _print_choices(name, chosen, cases, gamma, profile.gpus)
+            _print_choices(name, profile, chosen, cases, gamma, context)
             entry["choices"] = [vars(choice) for choice in chosen]
         data["profiles"].append(entry)
     for profile in profiles.values():
@@ -147,10 +165,17 @@ def profile_show(
 
 
 def _named(profiles: list[Profile]) -> dict[str, Profile]:
-    """The profiles by name; those of one name are numbered."""
+    """The profiles by name, each on one line; those of one name are numbered."""
+    texts = ("name", "model", "device", "engine")
+    profiles = [p.model_copy(update={t: _one_line(getattr(p, t)) for t in texts}) for p in profiles]
     names = [profile.name for profile in profiles]
     labels = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
     return dict(zip(labels, profiles, strict=True))
+
+
+def _one_line(text: str | None) -> str | None:
+    """The text without line ends, tabs and the like."""
+    return text and "".join(c if c.isprintable() else " " for c in text)
 
 
 def _survivals(trace: Path | None, gamma: int | None) -> tuple[Any, list[float] | None, int]:
@@ -230,8 +255,7 @@ def _print_steps(
     num_seqs: int | None,
 ) -> None:
     console = show.console()
-    holds = f"{context:,} KV tokens a sequence"
-    who = f"{num_seqs} sequences, {holds}" if num_seqs else f"each its own sequence, {holds}"
+    who = f"{f'{num_seqs} sequences' if num_seqs else 'each its own sequence'}, {held(profiles.values(), context)}"
     if len(profiles) == 1:
         seconds = next(iter(curves.values())).tolist()
         rows: list[list[Any]] = [[b, _ms(s), _per(1, s), _per(b, s)] for b, s in zip(tokens, seconds, strict=True)]
@@ -248,6 +272,12 @@ def _print_steps(
                     row.append(_percent(d))
     title = "Step time by tokens in the forward" if len(profiles) == 1 else "SPS(B), steps a second"
     console.print(show.table(f"\n{title} ({who})", heads, rows))
+    most = min(num_seqs or tokens[-1], tokens[-1])
+    for name, profile in profiles.items():
+        if not fits(profile, most, context):
+            console.print(f"{name}: {_room(profile, context)}; – where more would be needed", soft_wrap=True)
+        if not reads_kv(profile) and any(map(reads_kv, profiles.values())):
+            console.print(f"{name}: a curve by tokens alone, whatever KV they hold", soft_wrap=True)
     first = next(iter(profiles))
     for name, difference in differences.items():
         known = np.flatnonzero(np.isfinite(difference))
@@ -263,8 +293,20 @@ def _print_steps(
             console.print(f"{name} is of another model or other GPUs than {first}: not compared")
 
 
+def _room(profile: Profile, context: int) -> str:
+    """How many sequences of ``context`` tokens the KV cache of a profile that limits it holds."""
+    room = profile.kv_tokens or 0
+    many = room // max(1, context)
+    return f"the KV cache of {room:,} tokens holds {many:,} sequence{'s' * (many != 1)} of {context:,}"
+
+
 def _print_thresholds(
-    name: str, thresholds: dict[int, tuple[Prices, Prices]], gamma: int, context: int, numerator: str
+    name: str,
+    profile: Profile,
+    thresholds: dict[int, tuple[Prices, Prices]],
+    gamma: int,
+    context: int,
+    numerator: str,
 ) -> None:
     heads = ["drafts each"]
     rows: list[list[Any]] = [[str(each)] for each in range(gamma)]
@@ -275,27 +317,38 @@ def _print_thresholds(
     title = f"\n{name}: survival above which one more draft token pays"
     console = show.console()
     console.print(show.table(title, heads, rows))
+    sequences = f"R sequences of {context:,} KV tokens" if reads_kv(profile) else "R sequences, whatever KV they hold"
+    outside = "" if all(fits(profile, r, context) for r in thresholds) else f", or {_room(profile, context)}"
     console.print(
-        f"R sequences of {context:,} KV tokens, each with so many drafts already; {numerator}. next: that token alone "
-        "(Algorithm 1); ahead: with further ones of its survival (an argmax over all K); never: above 1; –: outside "
-        "the range",
+        f"{sequences}, each with so many drafts already; {numerator}. next: that token alone (Algorithm 1); ahead: "
+        "with further ones of its survival (an argmax over all K); never: above 1; –: outside the range" + outside,
         soft_wrap=True,
     )
 
 
-def _print_choices(name: str, chosen: list[Any], cases: list[int], gamma: int, gpus: int) -> None:
+def _print_choices(
+    name: str, profile: Profile, chosen: list[Choice], cases: list[int], gamma: int, context: int
+) -> None:
     heads, rows = ["scheduler"], []
-    for r in cases:
+    there = [r for r in cases if fits(profile, r, context)]
+    for r in there:
         heads += [f"R = {r}: drafts each", "tok/s/GPU"]
     for scheduler in dict.fromkeys(c.scheduler for c in chosen):
         row: list[Any] = [scheduler]
-        for r in cases:
+        for r in there:
             choice = next(c for c in chosen if c.scheduler == scheduler and c.num_seqs == r)
-            row += [choice.draft_tokens, choice.throughput / gpus]
+            row += [choice.draft_tokens, choice.throughput / profile.gpus]
         rows.append(row)
     title = f"\n{name}: what schedulers do with blocks of γ = {gamma} drawn from the trace"
-    caption = "steps without prefills, a draft token counted at its survival"
-    show.console().print(show.table(title, heads, rows, caption))
+    console = show.console()
+    if there:
+        caption = "steps without prefills, a draft token counted at its survival"
+        console.print(show.table(title, heads, rows, caption))
+    if there != cases:
+        missing = ", ".join(str(r) for r in cases if r not in there)
+        console.print(
+            f"{title * (not there)}\nR = {missing} left out: {_room(profile, context)}".strip(), soft_wrap=True
+        )
 
 
 def _numerator(tau: float | None, trace: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -55,7 +56,10 @@ def roofline(
         str, typer.Option("--draft-type", help="parallel (a block in one forward) or autoregressive (γ forwards).")
     ] = "parallel",
     context: Annotated[
-        int, typer.Option("--context", help="KV tokens a sequence while drafting.", min=0, max=MAX_CONTEXT)
+        int,
+        typer.Option(
+            "--context", help="KV tokens a sequence: while drafting, and in the table printed.", min=0, max=MAX_CONTEXT
+        ),
     ] = 1024,
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: from the rest).")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write what is printed as JSON here.")] = None,
@@ -89,7 +93,7 @@ def roofline(
     if draft_type == "autoregressive" and is_typed(call, "gamma"):
         raise SpecsimError("--gamma: has no meaning with --draft-type autoregressive, whose cost is by forward")
     profile = roofline_profile(
-        find_model(model),
+        find_model(model, cast(Dtype, dtype)),
         find_device(device),
         tp=tp,
         weights=cast(Dtype, dtype),
@@ -109,13 +113,19 @@ def roofline(
         kernel_seconds=kernel_us * 1e-6,
     )
     save_profile(profile, out)
-    kv = [float(profile.step_seconds(b, kv_tokens=b * context)) for b in TOKENS]
-    steps = [{"tokens": b, "seconds": s, "sps": 1 / s, "tokens_per_s": b / s} for b, s in zip(TOKENS, kv, strict=True)]
+    room = profile.kv_tokens or 0
+    steps: list[dict[str, Any]] = []
+    for b in TOKENS:
+        # What does not fit in the KV cache has no price.
+        s = float(profile.step_seconds(b, kv_tokens=b * context)) if b * context <= room else math.nan
+        steps.append({"tokens": b, "seconds": s, "sps": 1 / s, "tokens_per_s": b / s})
     rows: list[list[Any]] = [[s["tokens"], show.milliseconds(s["seconds"]), s["sps"], s["tokens_per_s"]] for s in steps]
     title = f"{profile.name}: decoding at {context:,} KV tokens a sequence"
     console = show.console()
     console.print(show.table(title, ["tokens B", "ms", "SPS(B)", "tok/s"], rows, profile.caveat))
-    console.print(f"KV cache: {profile.kv_tokens:,} tokens")
+    many = room // max(1, context)
+    more = f", {many:,} sequence{'s' * (many != 1)} of {context:,}; – where more would be needed"
+    console.print(f"KV cache: {room:,} tokens{more * (TOKENS[-1] * context > room)}")
     console.print(f"Notes: {profile.provenance.notes}\nWrote {out}", soft_wrap=True)
     if json is not None:
         facts = {"name": profile.name, "kind": profile.kind, "kv_tokens": profile.kv_tokens}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 from pydantic import ValidationError
 
 from specsim.files import first_error
 from specsim.hardware.devices import RESERVE_BYTES, Device
 from specsim.hardware.model_shape import Dtype, ModelShape, kv_bytes_on_gpu
 from specsim.hardware.profile import SCHEMA, Profile, Provenance
-from specsim.hardware.roofline import Roofline
+from specsim.hardware.roofline import SAMPLER_KERNELS, Roofline
 from specsim.hardware.shape import Shape
 from specsim.hardware.tables import UNBOUNDED, DraftCost
 from specsim.types import SpecsimError
@@ -106,23 +107,31 @@ def roofline_profile(
     if not 0 <= host_seconds <= MAX_HOST_SECONDS:
         raise SpecsimError(f"host_seconds: expected 0 to {MAX_HOST_SECONDS:g} s, got {host_seconds}")
     verify = make_roofline(model, device, tp=tp, weights=weights, kv=kv, **efficiency)
+    room = kv_capacity(model, device, tp, weights, kv, utilisation, reserve_bytes)
+    if draft_layers and context > room:
+        raise SpecsimError(f"context: expected at most the {room:,} tokens that the KV cache holds, got {context:,}")
     per_token = kv_bytes_on_gpu(model, kv, tp) * tp
     notes = [
         "No measurement is behind these step times.",
-        f"Model: {model.describe()}; weights {weights}, KV {kv}, activations, embedding and head bf16.",
+        f"Model: {model.describe()}; weights {weights}, KV {kv}, activations, embedding"
+        f"{', router' if model.moe_layers else ''} and head bf16.",
         f"Device: {device.bf16_flops / 1e12:g} TFLOP/s bf16"
         + (f", {device.fp8_flops / 1e12:g} fp8" if device.fp8_flops else "")
         + f", {device.bandwidth / 1e9:g} GB/s, {device.memory_bytes / 2**30:.1f} GiB ({device.source}).",
         f"Kernels reach {verify.flops_efficiency:g} of the FLOP/s and {verify.bandwidth_efficiency:g} of the bandwidth "
         f"and cost {verify.kernel_seconds * 1e6:g} µs besides; none overlap.",
-        "Weights are read once a step; the KV of a sequence once for its token and its drafts together.",
+        _kernels(verify),
+        "Weights are read once a step; the KV of a sequence once for its token and its drafts together, that of a "
+        "prefill once for its chunk, which attends causally. Attention computes in bf16. Logits are of decodes and "
+        "drafts, and of the last token of a prefill; they are turned to 32 bits and read again.",
     ]
     if model.moe_layers:
         notes.append("Tokens choose experts evenly and independently; each GPU holds a slice of every expert.")
     if tp > 1:
         notes.append(
             f"Two all-reduces a layer: {device.link_seconds * 1e6:g} µs and their bytes at "
-            f"{verify.bandwidth_efficiency:g} of {device.link_bandwidth / 1e9:g} GB/s."
+            f"{verify.bandwidth_efficiency:g} of {device.link_bandwidth / 1e9:g} GB/s; the "
+            "logits are gathered at the same prices."
         )
     notes.append(
         f"KV cache: {utilisation:g} of the memory, less weights and {reserve_bytes / 2**30:.2g} GiB a GPU for all else."
@@ -156,7 +165,7 @@ def roofline_profile(
             "device": device.name,
             "gpus": tp,
             "tp": tp,
-            "kv_tokens": kv_capacity(model, device, tp, weights, kv, utilisation, reserve_bytes),
+            "kv_tokens": room,
             "kv_bytes_per_token": per_token,
             "verify": verify,
             "draft": draft,
@@ -169,6 +178,24 @@ def roofline_profile(
             ),
         }
     )
+
+
+def _kernels(verify: Roofline) -> str:
+    """How many kernels a step launches, and which they are."""
+    model = verify.model
+    one, free = np.ones(1), verify.model_copy(update={"kernel_seconds": 0.0})
+    unit = verify.model_copy(update={"kernel_seconds": 1.0})
+    parts = [[float(v[0]) for v in (*r.by_tokens(one).values(), *r.by_rows(one).values())] for r in (unit, free)]
+    count = round(sum(parts[0]) - sum(parts[1]))
+    dense = "2 norms, 2 of attention, and one each for qkv, rotary, cache write, attention's output"
+    text = f"A step launches {count} kernels, {count * verify.kernel_seconds * 1e3:.3g} ms: a layer has {dense}"
+    if model.moe_layers < model.layers:
+        text += ", gate and up, activation and down"
+    if model.moe_layers:
+        text += ", or, with experts, " if model.moe_layers < model.layers else ", "
+        text += "router, 2 of routing, gate and up, activation, down and sum"
+        text += ", and 3 of shared experts" if model.shared_intermediate else ""
+    return f"{text}; besides them the embedding, the final norm, the head and {SAMPLER_KERNELS} of the sampler."
 
 
 def _short(device: str) -> str:

@@ -15,6 +15,16 @@ from specsim.types import SpecsimError
 Rate = Annotated[float, Field(ge=1, le=1e18)]
 """No device is rated outside these; inside them every price is a finite number."""
 
+PLAUSIBLE = {
+    "bf16_flops": (1e10, 1e17, "FLOP/s"),
+    "fp8_flops": (1e10, 1e17, "FLOP/s"),
+    "bandwidth": (1e8, 1e15, "bytes/s"),
+    "memory_bytes": (1e8, 1e15, "bytes"),
+    "link_bandwidth": (1e7, 1e15, "bytes/s"),
+    "link_seconds": (0, 0.1, "seconds"),
+}
+"""What ratings in a file are held to, with their units: datasheets tell TFLOP/s, GB and GB/s."""
+
 FLOPS_EFFICIENCY = 0.8
 """Share of the rated FLOP/s that large GEMMs reach. Measured at 1,024 and 2,048 tokens: H200 0.74 to 0.87
 (AIConfigurator 0.12's vLLM data for Qwen3-8B), RTX PRO 6000 0.59 to 0.83, RTX 4090 0.98 to 1.01 (LLMServingSim's
@@ -98,11 +108,19 @@ DEVICES = {
 
 
 def find_device(device: str) -> Device:
-    """The device of this name, or the one that a JSON file of Device's fields describes."""
+    """The device of this name, or the one that a JSON file of Device's fields describes.
+
+    Raises SpecsimError for an unknown name, and a file whose ratings no device in these units has.
+    """
     if found := DEVICES.get("".join(c for c in device.lower() if c not in " -_")):
         return found
     if Path(device).suffix == ".json" or Path(device).is_file():
-        return read_json(device, Device)
+        found = read_json(device, Device)
+        for field, (low, high, unit) in PLAUSIBLE.items():
+            value = getattr(found, field)
+            if value is not None and not low <= value <= high:
+                raise SpecsimError(f"{device}: {field}: expected {low:g} to {high:g} {unit}, got {value:g}")
+        return found
     near = difflib.get_close_matches(device.lower(), DEVICES, 1)
     hint = f", did you mean {near[0]}?" if near else ""
     raise SpecsimError(f"--device: {device!r}: expected one of {', '.join(DEVICES)} or a JSON file of a GPU{hint}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,6 +159,9 @@ PRESETS = {
     )
 }  # fmt: skip
 
+DENSE_PRESETS = tuple(name for name, shape in PRESETS.items() if not shape.moe_layers)
+"""Those that can be measured, too."""
+
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 QK_NORM = ("qwen3", "qwen3_moe")
 MOE = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe")
@@ -201,11 +205,12 @@ class _Config(BaseModel):
     max_position_embeddings: Width = MAX_POSITION
 
 
-def find_model(model: str) -> ModelShape:
+def find_model(model: str, weights: Dtype | None = None, presets: Sequence[str] = tuple(PRESETS)) -> ModelShape:
     """The shape of ``model``: a preset's name, a config.json or a folder with one.
 
-    Raises SpecsimError for an unknown name, a missing field, and a model that the shape does not describe
-    (latent attention, sliding windows, hybrids, several modalities).
+    Raises SpecsimError for an unknown name (it lists ``presets``), a missing field, a model that the shape does not
+    describe (latent attention, sliding windows, hybrids, several modalities), and, with ``weights``, a config.json
+    of quantized weights of another format.
     """
     if preset := PRESETS.get(model.lower()):
         return preset
@@ -215,10 +220,13 @@ def find_model(model: str) -> ModelShape:
         if not path.exists():
             raise SpecsimError(f"--model: the folder {model!r} holds no config.json")
     if not path.exists() and path.suffix != ".json":
-        near = difflib.get_close_matches(model.lower(), PRESETS, 1)
+        near = difflib.get_close_matches(model.lower(), presets, 1)
         hint = f", did you mean {near[0]}?" if near else ""
-        raise SpecsimError(f"--model: {model!r}: expected one of {', '.join(PRESETS)} or a config.json{hint}")
-    return read_model(path)
+        raise SpecsimError(f"--model: {model!r}: expected one of {', '.join(presets)} or a config.json{hint}")
+    shape = read_model(path)
+    if weights is not None:
+        _check_weights(path, weights)
+    return shape
 
 
 def read_model(path: Path) -> ModelShape:
@@ -284,6 +292,26 @@ def _refuse_unlike(path: Path, config: _Config, more: dict[str, Any]) -> None:
         raise SpecsimError(
             f"{path}: model_type: expected one of {', '.join((*DENSE, *MOE))}, got {config.model_type!r}"
         )
+
+
+def _check_weights(path: Path, weights: Dtype) -> None:
+    """Refuse a config.json of quantized weights, unless they are fp8 and ``weights`` says so too."""
+    given = (read_json(path, _Config).model_extra or {}).get("quantization_config")
+    if not given:
+        return
+    told: dict[str, Any] = given if isinstance(given, dict) else {}
+    method = str(told.get("quant_method") or "quantized")
+    algorithm = str(told.get("quant_algo") or "")  # modelopt
+    groups = told.get("config_groups")  # compressed-tensors
+    parts = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    formats = {f"{p.get('num_bits')} bits, {p.get('type')}" for p in parts if isinstance(p, dict)}
+    if method not in ("fp8", "fbgemm_fp8") and algorithm != "FP8" and formats != {"8 bits, float"}:
+        bits = "4" if told.get("load_in_4bit") else told.get("bits")
+        told_more = algorithm or "; ".join(sorted(formats)) or (f"{bits} bits" if bits else "")
+        what = f"{method} ({told_more})" if told_more else method
+        raise SpecsimError(f"{path}: quantization_config: {what} is not described, expected bf16 or fp8 weights")
+    if weights != "fp8":
+        raise SpecsimError(f"{path}: quantization_config: its weights are fp8, expected --dtype fp8, got {weights}")
 
 
 def _moe_layers(config: _Config) -> int:

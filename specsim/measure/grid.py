@@ -82,7 +82,8 @@ class Grid:
 
         A size is verified with blocks of γ + 1 tokens and with single tokens, at every context, and with ragged
         blocks of a length between at the reference context. Above the verify limit, and at the two sizes below it,
-        there is also one prefill chunk; above it verification is only checked, with full blocks.
+        there is also one prefill chunk; above it verification is only checked, with full blocks. Drafting is for as
+        many sequences as the largest size holds, at most.
         """
         found: list[Point] = []
         below = [t for t in self.tokens if t <= self.verify_limit][-2:]
@@ -100,8 +101,9 @@ class Grid:
                     found.append(Point("verify", tokens, middle, self.contexts[0]))
             if tokens > self.verify_limit or tokens in below:
                 found.append(Point("chunk", tokens, 1, 0))
-        found += [Point("draft", 0, r, self.contexts[0]) for r in sizes_to(self.max_seqs)]
-        found.append(Point("sync", 0, min(64, self.max_seqs), 0))
+        most = min(self.max_seqs, max(self.tokens))
+        found += [Point("draft", 0, r, self.contexts[0]) for r in sizes_to(most)]
+        found.append(Point("sync", 0, min(64, most), 0))
         return found
 
 

@@ -15,7 +15,7 @@ from specsim.hardware import Additive, Profile
 from specsim.measure.curves import FREE, Curves, curves
 from specsim.measure.records import Run
 from specsim.measure.timing import Measured
-from specsim.plots import COLOURS, GREY, plain_axes
+from specsim.plots import COLOURS, GREY, plain_axes, some_ticks
 
 BLACK, ORANGE, SKY, GREEN = COLOURS[:4]
 
@@ -80,8 +80,8 @@ def _time(axes: Axes, run: Run, profile: Profile, drawn: Curves, full: Sequence[
         )  # fmt: skip
     axes.set_title("Step time", loc="left", fontsize=10)
     axes.set_ylabel("ms")
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_yscale("log")
+    some_ticks(axes.yaxis)
     _legend(axes)
 
 

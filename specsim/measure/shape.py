@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from specsim.files import first_error
-from specsim.hardware.model_shape import PRESETS, ModelShape, find_model
+from specsim.hardware.model_shape import DENSE_PRESETS, ModelShape, find_model
 from specsim.types import SpecsimError
 
 
@@ -19,12 +19,13 @@ def find_shape(model: str | None, **given: int | bool | None) -> ModelShape:
     if model is None:
         needed = {name for name, field in ModelShape.model_fields.items() if field.is_required()} - {"name"}
         if missing := sorted(needed - set(fields)):
-            known = ", ".join(name for name, shape in PRESETS.items() if not shape.moe_layers)
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-            raise SpecsimError(f"--model: expected a preset ({known}), a config.json, or also {flags}")
+            raise SpecsimError(
+                f"--model: expected a preset ({', '.join(DENSE_PRESETS)}), a config.json, or also {flags}"
+            )
         fields["name"] = "custom"
     else:
-        shape = find_model(model)
+        shape = find_model(model, presets=DENSE_PRESETS)
         if shape.moe_layers:
             raise SpecsimError(f"--model: {model}: a mixture of experts cannot be measured, expected a dense model")
         fields = dict(shape) | fields | ({"name": f"{shape.name}-changed"} if fields else {})
