@@ -15,17 +15,23 @@ from specsim.engine import Policy, Scenario
 from specsim.hardware import DEVICES, Profile, load_profile
 from specsim.hardware.devices import RESERVE_BYTES
 from specsim.hardware.model_shape import BYTES, Dtype, ModelShape, kv_bytes_on_gpu, read_model
+from specsim.importers.likeness import FORMATS, plain_gpu, unlike
 from specsim.importers.profile_parts import Ask
 from specsim.importers.profiles import load_profile_source
 from specsim.importers.recorded import RecordedRun
 from specsim.rules import RULES, VLLM
+from specsim.schedulers import NoSpec
 from specsim.types import Requests, SpecsimError
 from specsim.workload import Arrivals
 
 UTILISATION = 0.9
 """The share of a GPU's memory that vLLM takes unless told otherwise."""
-FORMATS: dict[str, Dtype] = {"auto": "bf16", "bfloat16": "bf16", "float16": "bf16", "half": "bf16"}
-"""Formats by the engine's names of those that are as wide: all that the room they take depends on."""
+MEANT = {
+    "--tp": "meta.json's tensor_parallel_size",
+    "--expert-parallel": "meta.json's enable_expert_parallel",
+    "or --config FILE": "or in the run's folder",
+}
+"""What stands in a run's folder for the options of a bundle's import."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Told:
 
     ``profile`` is one of our JSON profiles or a bundle's folder (None: the run's own); ``host_seconds`` a
     constant of each step (None: the JSON profile's own, 0 for a bundle); ``skew`` keeps a bundle's skew_fit.csv.
-    ``without`` names rules of the engine (``specsim.rules``) to switch off.
-    ``device_memory`` is bytes, ``utilisation`` the engine's share of them. Raises SpecsimError for a number that
+    ``async_scheduling`` hides the host's time behind the forward; ``without`` names rules of the engine
+    (``specsim.rules``) to switch off. ``device_memory`` is bytes, ``utilisation`` the engine's share of them. Raises SpecsimError for a number that
     makes no sense, in the words of the command line.
     """
 
@@ -49,10 +55,14 @@ class Told:
     utilisation: float | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    async_scheduling: bool = False
     without: tuple[str, ...] = ()
     extrapolate: bool = False
 
     def __post_init__(self) -> None:
+        for name in self.without:
+            if name not in RULES:
+                raise SpecsimError(f"--without: expected one of {', '.join(RULES)}, got {name!r}")
         if self.host_seconds is not None and not 0 <= self.host_seconds < float("inf"):
             raise SpecsimError(f"--host-ms: expected 0 or more, got {1e3 * self.host_seconds:g}")
         if self.device_memory is not None and not 0 < self.device_memory < float("inf"):
@@ -63,11 +73,12 @@ class Told:
 
 @dataclass(frozen=True)
 class Replay:
-    """A scenario that replays a run, the settings it has, and in words what was assumed, by subject."""
+    """A scenario that replays a run, the settings it has, in words what was assumed, by subject, and what to mind."""
 
     scenario: Scenario
     settings: Mapping[str, Any]
     assumptions: Mapping[str, str]
+    caveats: tuple[str, ...] = ()
 
 
 def make_replay(
@@ -87,8 +98,8 @@ def make_replay(
         )
     if policy is not None and not settings.speculation:
         raise SpecsimError(f"--scheduler: has no meaning for {run.path}, which was recorded without speculation")
-    profile, steps = _profile(run, told)
-    capacity, source = kv_capacity(run, told, profile)
+    profile, source, steps = _profile(run, told)
+    capacity, counted = kv_capacity(run, told, profile)
     requests = run.requests
     table = Requests(
         arrival_s=requests.arrival_s,
@@ -104,6 +115,7 @@ def make_replay(
         "max_num_batched_tokens": _needed(run, "max_num_batched_tokens", told.max_num_batched_tokens),
         "kv_tokens": capacity,
         "block_size": settings.block_size,
+        "async_scheduling": told.async_scheduling,
         "rules": VLLM.without(*told.without, *([] if settings.prefix_caching is not False else ["prefix_caching"])),
         "extrapolate": told.extrapolate,
     }
@@ -112,12 +124,41 @@ def make_replay(
     scenario = Scenario(profile=profile, workload=Arrivals(table, run.name), drafter=drafter, **fields)
     if policy is not None:
         scenario = scenario.with_policy(policy)
-    assumptions = {"step prices": steps, "KV capacity": source}
+    _check_fits(run, scenario, counted)
+    assumptions = {"step prices": steps, "KV capacity": counted, "asynchronous scheduling": _asynchronous(run, told)}
     if settings.prefix_caching is not False:
         assumptions["prefix cache"] = "preempted requests find their own blocks; which prompts share is not recorded"
     if told.without:
         assumptions["rules"] = f"without {', '.join(told.without)}"
-    return Replay(scenario, asdict(settings) | fields | {"rules": asdict(scenario.rules)}, assumptions)
+    if settings.ignored:
+        assumptions["engine_kwargs that are ignored"] = ", ".join(settings.ignored)
+    settled = asdict(settings) | fields | {"rules": asdict(scenario.rules)}
+    return Replay(scenario, settled, assumptions, unlike(settings, source, profile, own=source == run.profile))
+
+
+def _asynchronous(run: RecordedRun, told: Told) -> str:
+    """Whether the host's time is hidden, and what the engine did."""
+    if told.async_scheduling:
+        return "on, as told: the host's time is hidden behind the forward"
+    if not run.settings.async_scheduling:
+        return "off"
+    return (
+        f"the engine's, by meta.json's {run.settings.async_by}: the host's time a step is what of it was not hidden "
+        "(--async-scheduling hides it)"
+    )
+
+
+def _check_fits(run: RecordedRun, scenario: Scenario, counted: str) -> None:
+    """Refuse a request that the KV cache can never hold, by its line."""
+    requests, drafter = run.requests, None if isinstance(scenario.scheduler, NoSpec) else scenario.drafter
+    gamma = drafter.gamma if drafter is not None else 0
+    most = (scenario.kv_tokens or 0) // scenario.block_size * scenario.block_size
+    for i in np.flatnonzero(requests.prompt_tokens + requests.output_tokens + gamma > most):
+        drafts = f" + {gamma} drafted" if gamma else ""
+        raise SpecsimError(
+            f"{run.path / 'requests.jsonl'}: line {run.lines[i]}: {requests.prompt_tokens[i]} prompt + "
+            f"{requests.output_tokens[i]} output{drafts} tokens can never fit in the KV cache: {counted}"
+        )
 
 
 def ablations(replay: Replay) -> dict[str, Scenario]:
@@ -133,7 +174,8 @@ def ablations(replay: Replay) -> dict[str, Scenario]:
     }
     if base.profile.host_seconds:
         found["no host time"] = replace(base, profile=base.profile.model_copy(update={"host_seconds": 0.0}))
-        found["host time hidden"] = replace(base, async_scheduling=True)
+        hidden = base.async_scheduling
+        found["host time not hidden" if hidden else "host time hidden"] = replace(base, async_scheduling=not hidden)
     if base.lockstep:
         found["ranks out of step"] = replace(base, lockstep=False)
     return found
@@ -153,8 +195,8 @@ def _needed(run: RecordedRun, field: str, told: int | None) -> int:
 # Step prices
 
 
-def _profile(run: RecordedRun, told: Told) -> tuple[Profile, str]:
-    """The run's own bundle, or what the user names, and a word on it."""
+def _profile(run: RecordedRun, told: Told) -> tuple[Profile, Path, str]:
+    """The run's own bundle, or what the user names, where it is, and a word on it."""
     source = told.profile or run.profile
     if source is None:
         raise SpecsimError(f"{run.path / 'profile'}: expected a bundle's folder there, or --profile FILE")
@@ -166,7 +208,7 @@ def _profile(run: RecordedRun, told: Told) -> tuple[Profile, str]:
         profile = _ours(run, source, told)
         steps = f"profile {profile.name}, {profile.kind}"
     steps = "; ".join([steps, *(text.rstrip(".") for text in warnings)])
-    return profile, f"{steps}; {1e3 * profile.host_seconds:g} ms of the host's time a step"
+    return profile, source, f"{steps}; {1e3 * profile.host_seconds:g} ms of the host's time a step"
 
 
 def _bundle(run: RecordedRun, source: Path, told: Told) -> tuple[Profile, list[str]]:
@@ -184,7 +226,13 @@ def _bundle(run: RecordedRun, source: Path, told: Told) -> tuple[Profile, list[s
         link_latency=told.link_latency,
         host_seconds=told.host_seconds,
     )
-    return load_profile_source(source, "bundle", ask)
+    try:
+        return load_profile_source(source, "bundle", ask)
+    except SpecsimError as error:  # said of options that an import has; here meta.json decides
+        words = str(error)
+        for name, field in MEANT.items():
+            words = re.sub(rf"{name}(?![\w-])", field, words)
+        raise SpecsimError(words if str(source) in words else f"{source}: {words}") from error
 
 
 def _ours(run: RecordedRun, source: Path, told: Told) -> Profile:
@@ -255,14 +303,9 @@ def _memory(run: RecordedRun, told: Told, profile: Profile) -> tuple[float | Non
     if profile.kv_tokens is None:
         for name in (run.settings.device, profile.device):
             for key, device in DEVICES.items():
-                if name and _plain(name) in (_plain(device.name), key):
+                if name and plain_gpu(name) in (plain_gpu(device.name), key):
                     return device.memory_bytes, f"rating of {device.name}"
     return None, ""
-
-
-def _plain(name: str) -> str:
-    """A GPU's name without what some leave out: the maker's, and how it is mounted."""
-    return re.sub(r"nvidia|geforce|sxm\d?|[\s_-]", "", name.lower())
 
 
 def _in_memory(run: RecordedRun) -> tuple[ModelShape, Dtype, float]:

@@ -149,27 +149,31 @@ def _pearson(one: Floats, other: Floats) -> float | None:
 # Gates
 
 
-def parse_gates(latencies: Mapping[str, str | None], texts: Iterable[str]) -> dict[str, float]:
-    """The largest error that each pair may have, by the pair's name.
+def parse_gates(latencies: Mapping[str, str | None], texts: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
+    """The largest error that each pair may have, and the option that says so, by the pair's name.
 
     ``latencies`` bounds the mean and the p99 of ttft, tpot or e2e, by "3%" or "0.03"; each of ``texts`` one
     statistic, by "tpot.p90=3%", and goes before it. Raises SpecsimError for a gate that is malformed.
     """
     gates: dict[str, float] = {}
+    options: dict[str, str] = {}
     for metric, text in latencies.items():
         if text is not None:
             bound = _share(f"--max-{metric}-error", text)
             gates |= {f"{metric}.{stat}": bound for stat in GATED}
+            options |= {f"{metric}.{stat}": f"--max-{metric}-error" for stat in GATED}
     known = [f"{metric}.{stat}" for metric in LATENCIES for stat in STATISTICS]
     known += [f"{name}.{stat}" for name in LOADS for stat in ("mean", "peak")] + list(WHOLE)
     for text in texts:
         name, equals, bound_text = text.partition("=")
+        name = name.strip()
         if not equals:
             raise SpecsimError(f"--max-error: expected METRIC.STAT=SHARE such as tpot.p90=3%, got {text!r}")
-        if name.strip() not in known:
-            raise SpecsimError(f"--max-error: {name.strip()!r} is not one of {', '.join(known)}")
-        gates[name.strip()] = _share(f"--max-error {name.strip()}", bound_text)
-    return gates
+        if name not in known:
+            raise SpecsimError(f"--max-error: {name!r} is not one of {', '.join(known)}")
+        gates[name] = _share(f"--max-error {name}", bound_text)
+        options[name] = "--max-error"
+    return gates, options
 
 
 def _share(option: str, text: str) -> float:
@@ -184,14 +188,17 @@ def _share(option: str, text: str) -> float:
     return share
 
 
-def broken_gates(comparison: Comparison, gates: Mapping[str, float]) -> list[str]:
-    """A line for each gate whose pair is further off than it allows; SpecsimError for one that has no error."""
+def broken_gates(comparison: Comparison, gates: Mapping[str, float], options: Mapping[str, str]) -> list[str]:
+    """A line for each gate whose pair is further off than it allows; SpecsimError for one that has no error.
+
+    ``gates`` and ``options`` as ``parse_gates`` returns them.
+    """
     pairs = comparison.pairs
     lines: list[str] = []
     for name, bound in gates.items():
         error = pairs[name].error
         if error is None:
-            raise SpecsimError(f"--max-error {name}: this run has nothing measured to compare with")
+            raise SpecsimError(f"{options[name]}: {name}: this run has nothing measured to compare with")
         if abs(error) > bound:
             lines.append(f"{name}: {100 * error:+.2f} % off, at most {100 * bound:g} % allowed")
     return lines

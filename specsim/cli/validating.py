@@ -72,6 +72,10 @@ def recorded(
     max_num_batched_tokens: Annotated[
         int | None, option("--max-num-batched-tokens", help="Most tokens a step (default: meta.json's).", panel=REPLAY)
     ] = None,
+    async_scheduling: Annotated[
+        bool,
+        option("--async-scheduling", help="Plan a step while the one before it runs: hides host time.", panel=REPLAY),
+    ] = False,
     without: Annotated[
         str | None, option("--without", help=f"Rules of the engine to switch off: {', '.join(RULES)}.", panel=REPLAY)
     ] = None,
@@ -124,7 +128,7 @@ def recorded(
     picture = None if out is None else out / f"validation.{format}"
     _check_paths(run_dir, {"--profile": profile, "--trace": trace}, scheduler, out, picture, json)
     bounds = dict(zip(LATENCIES, (max_ttft_error, max_tpot_error, max_e2e_error), strict=True))
-    gates = parse_gates(bounds, max_error or [])
+    gates, gate_options = parse_gates(bounds, max_error or [])
     if (trace is None) != (scheduler is None):
         raise SpecsimError("--trace and --scheduler: expected both, where the run speculated, or neither")
     run = read_run(run_dir)
@@ -139,6 +143,7 @@ def recorded(
         utilisation=utilisation,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        async_scheduling=async_scheduling,
         without=tuple(parse_names(without)),
         extrapolate=extrapolate,
     )
@@ -147,7 +152,7 @@ def recorded(
     with show.progress("requests simulated") as report:
         result = simulate(replay.scenario, 0, steps=True, progress=report)
     comparison = compare(run, result, _blocks(replay.scenario))
-    broken = broken_gates(comparison, gates)
+    broken = broken_gates(comparison, gates, gate_options)
     caveats = _caveats(replay, result.extrapolated_steps)
     _print(run, comparison, replay, caveats)
     rules = _ablate(run, replay, comparison, result) if ablate else None
@@ -184,6 +189,7 @@ def _check_paths(
 
 def _caveats(replay: Replay, extrapolated: int) -> list[str]:
     caveats = [replay.scenario.profile.caveat] if replay.scenario.profile.caveat else []
+    caveats += replay.caveats
     if extrapolated:
         caveats.append(f"{extrapolated:,} steps were priced outside what the profile measured (extrapolated)")
     return caveats

@@ -1,0 +1,220 @@
+"""meta.json of a recorded run: the engine's settings, and when the run began and ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specsim.files import read_json
+from specsim.types import SpecsimError
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+SIMULATED = {
+    "pipeline_parallel_size": 1,
+    "enable_chunked_prefill": True,
+    "scheduling_policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+    "max_num_partial_prefills": 1,
+    "num_scheduler_steps": 1,
+}
+"""Settings of the engine that can have one value alone in a replay."""
+SAYS_NOTHING = (
+    "model", "tokenizer", "tokenizer_mode", "served_model_name", "revision", "seed", "load_format", "download_dir",
+    "trust_remote_code", "skip_tokenizer_init", "disable_log_stats",
+)  # fmt: skip
+"""Settings of the engine that change neither its schedule nor the price of a step."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What meta.json says of the engine; None where it is silent.
+
+    ``ignored``: names of engine_kwargs that a replay knows nothing of. ``async_by``: the field that tells
+    ``async_scheduling``.
+    """
+
+    model: str
+    engine: str | None
+    tp: int
+    dp: int
+    expert_parallel: bool
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    block_size: int
+    num_blocks: int | None
+    utilisation: float | None
+    prefix_caching: bool | None
+    async_scheduling: bool | None
+    async_by: str | None
+    dtype: str
+    quantization: str | None
+    kv_dtype: str
+    device: str | None
+    device_memory: float | None
+    speculation: Any
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Meta:
+    """meta.json, read: ``started_at`` and ``finished_at`` are seconds since 1970, None where they are not told."""
+
+    settings: Settings
+    num_requests: int | None
+    started_at: float | None
+    finished_at: float | None
+
+
+class Part(BaseModel):
+    """A part of a recording; fields that say nothing of the schedule may stand beside those read."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Scheduler(Part):
+    """Settings that an engine can also have decided by itself."""
+
+    enable_chunked_prefill: bool | None = None
+    async_scheduling: bool | None = None
+    long_prefill_token_threshold: int | None = None
+    max_num_partial_prefills: int | None = None
+    num_scheduler_steps: int | None = None
+
+
+class _Engine(_Scheduler):
+    tensor_parallel_size: Count | None = None
+    data_parallel_size: Count | None = None
+    pipeline_parallel_size: Count | None = None
+    enable_expert_parallel: bool | None = None
+    enable_prefix_caching: bool | None = None
+    scheduling_policy: str | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    max_model_len: int | str | None = None
+    block_size: Count | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    speculative_config: Any = None
+
+
+class _Resolved(Part):
+    scheduler_config: _Scheduler | None = None
+
+
+class _Cache(Part):
+    num_gpu_blocks: Annotated[int, Field(ge=2, le=2**31)] | None = None
+    num_kv_tokens: Count | None = None
+    block_size: Count | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    enable_prefix_caching: bool | None = None
+
+
+class _Hardware(Part):
+    device_name: str | None = None
+    device_total_memory_bytes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class _Meta(Part):
+    model: str = Field(min_length=1)
+    engine_kwargs: _Engine
+    resolved_config: _Resolved | None = None
+    kv_cache: _Cache | None = None
+    hardware: _Hardware | None = None
+    vllm_version: str | None = None
+    num_requests: int | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+def read_meta(path: Path) -> Meta:
+    """Read meta.json; SpecsimError, naming the field, for what is malformed, contradicts itself or is not simulated."""
+    meta = read_json(path, _Meta)
+    return Meta(
+        settings=_settings(path, meta),
+        num_requests=meta.num_requests,
+        started_at=_moment(path, "started_at", meta.started_at),
+        finished_at=_moment(path, "finished_at", meta.finished_at),
+    )
+
+
+def _settings(path: Path, meta: _Meta) -> Settings:
+    engine, cache, hardware = meta.engine_kwargs, meta.kv_cache or _Cache(), meta.hardware or _Hardware()
+    # What the engine was told goes before what it says that it made of it.
+    decided = (meta.resolved_config and meta.resolved_config.scheduler_config) or _Scheduler()
+    told = {"engine_kwargs": engine, "resolved_config.scheduler_config": decided}
+    for field, usual in SIMULATED.items():
+        for where, part in told.items():
+            value = getattr(part, field, None)
+            if value not in (None, usual):
+                raise SpecsimError(f"{path}: {where}.{field}: expected {usual}, the only one simulated, got {value}")
+    if (engine.quantization or "").startswith("fp8") and engine.dtype == "float32":
+        raise SpecsimError(
+            f"{path}: engine_kwargs.dtype: expected auto, bfloat16 or float16 beside quantization "
+            f"{engine.quantization}, got float32"
+        )
+    caching = cache.enable_prefix_caching if engine.enable_prefix_caching is None else engine.enable_prefix_caching
+    asynchronous = {f"{where}.async_scheduling": part.async_scheduling for where, part in told.items()}
+    by = next((name for name, value in asynchronous.items() if value is not None), None)
+    length = engine.max_model_len  # a text, or -1, leaves it to the engine
+    block_size = cache.block_size or engine.block_size or 16
+    return Settings(
+        model=meta.model,
+        engine=f"vLLM {meta.vllm_version}" if meta.vllm_version else None,
+        tp=engine.tensor_parallel_size or 1,
+        dp=engine.data_parallel_size or 1,
+        expert_parallel=bool(engine.enable_expert_parallel),
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=length if isinstance(length, int) and length > 0 else None,
+        block_size=block_size,
+        num_blocks=_blocks(path, cache, block_size),
+        utilisation=cache.gpu_memory_utilization or engine.gpu_memory_utilization,
+        prefix_caching=caching,
+        async_scheduling=asynchronous[by] if by else None,
+        async_by=by,
+        dtype=engine.dtype or "auto",
+        quantization=engine.quantization,
+        kv_dtype=engine.kv_cache_dtype or "auto",
+        device=hardware.device_name,
+        device_memory=hardware.device_total_memory_bytes,
+        speculation=engine.speculative_config,
+        ignored=tuple(
+            name for name, value in (engine.model_extra or {}).items() if value is not None and name not in SAYS_NOTHING
+        ),
+    )
+
+
+def _blocks(path: Path, cache: _Cache, block_size: int) -> int | None:
+    """The engine's KV blocks, counted or from its tokens; None where it tells neither."""
+    blocks, tokens = cache.num_gpu_blocks, cache.num_kv_tokens
+    if tokens is None:
+        return blocks
+    if blocks is None:
+        if tokens < 2 * block_size:
+            raise SpecsimError(f"{path}: kv_cache.num_kv_tokens: expected two blocks of {block_size}, got {tokens}")
+        return tokens // block_size
+    if blocks != tokens // block_size:
+        raise SpecsimError(
+            f"{path}: kv_cache.num_kv_tokens: expected {blocks * block_size}, num_gpu_blocks {blocks} of {block_size} "
+            f"tokens, got {tokens}"
+        )
+    return blocks
+
+
+def _moment(path: Path, field: str, text: str | None) -> float | None:
+    """Seconds since 1970; a time without a zone is UTC."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise SpecsimError(f"{path}: {field}: expected a date and time (ISO 8601), got {text!r}") from None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
