@@ -41,8 +41,8 @@ class Told:
     ``profile`` is one of our JSON profiles or a bundle's folder (None: the run's own); ``host_seconds`` a
     constant of each step (None: the JSON profile's own, 0 for a bundle); ``skew`` keeps a bundle's skew_fit.csv.
     ``async_scheduling`` hides the host's time behind the forward; ``without`` names rules of the engine
-    (``specsim.rules``) to switch off. ``device_memory`` is bytes, ``utilisation`` the engine's share of them. Raises SpecsimError for a number that
-    makes no sense, in the words of the command line.
+    (``specsim.rules``) to switch off. ``device_memory`` is bytes, ``utilisation`` the engine's share of them.
+    Raises SpecsimError for a number that makes no sense, in the words of the command line.
     """
 
     profile: Path | None = None
