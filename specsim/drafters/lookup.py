@@ -62,9 +62,13 @@ class Text:
 
     tokens: Tensor
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only ``rows``."""
-        self.tokens = self.tokens[rows.cpu()]
+    def part(self, first: int, last: int, size: int) -> Text:
+        """Rows ``first`` to ``last`` - 1 and their first ``size`` tokens and the next; shares the storage."""
+        return Text(self.tokens[first:last, : size + 1])
+
+    def move(self, rows: Tensor, first: int, size: int) -> None:
+        """Move ``rows`` to the rows from ``first`` on."""
+        self.tokens[first : first + len(rows)] = self.tokens[rows.cpu()]
 
 
 @dataclass
