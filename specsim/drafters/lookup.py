@@ -89,6 +89,33 @@ class LookupBlocks:
 
 
 @dataclass
+class NoDrafter:
+    """Drafts nothing, for targets without speculation: it is shown texts and never asked."""
+
+    gamma: int = 0
+    target_layers: tuple[int, ...] = ()
+    vocabulary: Tensor | None = None
+
+    def context(self, rows: int, size: int) -> NoDrafter:
+        """Nothing to remember."""
+        return self
+
+    def part(self, first: int, last: int, size: int) -> NoDrafter:
+        """Nothing to share."""
+        return self
+
+    def move(self, rows: Tensor, first: int, size: int) -> None:
+        """Nothing to move."""
+
+    def read(self, context: NoDrafter, tokens: Tensor, hidden: Tensor | None, slots: Tensor) -> None:
+        """Nothing to take in."""
+
+    def block(self, context: NoDrafter, anchors: Tensor, positions: Tensor) -> LookupBlocks:
+        """Blocks of no tokens."""
+        return LookupBlocks(anchors[..., None][..., :0], 0)
+
+
+@dataclass
 class SmallModel:
     """A small causal LM of the same vocabulary as drafter."""
 

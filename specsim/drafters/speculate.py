@@ -259,10 +259,12 @@ def step_view(
     ``step_seconds`` and ``more`` are the StepView's.
     """
 
+    confidence = made.confidence  # what the view holds on to: the distributions are large, and not its business
+
     def survival() -> NDArray[np.float64]:
-        if made.confidence is None:
+        if confidence is None:
             raise SpecsimError("its drafter gives no confidences")
-        return made.confidence[rows, 0].cpu().numpy().astype(np.float64).cumprod(1)
+        return confidence[rows, 0].cpu().numpy().astype(np.float64).cumprod(1)
 
     return StepView(ids, survival, step_seconds, gamma=made.tokens.shape[-1], **more)
 
