@@ -32,6 +32,8 @@ from specsim.views import StepRecord
 
 STREAM = 5
 """The engine's stream of the seed."""
+COLDEST = 1e-5
+"""Temperatures below are taken for 0, as vLLM does."""
 
 
 @dataclass(eq=False)
@@ -156,6 +158,7 @@ class Engine:
                 f"{self.max_model_len}), got {max_tokens}"
             )
         heat = self.temperature if temperature is None else temperature
+        heat = heat if heat >= COLDEST else 0.0
         request = Request(next(self.numbers), list(prompt), max_tokens or room, heat, ignore_eos)
         self.waiting.append(request)
         return request
