@@ -194,6 +194,33 @@ def test_the_same_arrivals_and_seed_give_the_same_tokens(target):
     assert outputs(0) != outputs(1)
 
 
+@pytest.mark.parametrize("kind", ["dspark", "reduced", "eagle3", "lookup", "small"])
+def test_drafters_remember_each_request_whoever_joins_and_leaves(target, kind):
+    """Outputs cannot show it: a drafter that reads the wrong text only drafts worse."""
+
+    def drafts(most):
+        engine, seen = Engine(target, made(kind), StaticGamma(2), max_num_seqs=most, max_model_len=40), {}
+        draft = engine.batch.draft
+
+        def spy():
+            blocks = draft()
+            for request, tokens in zip(engine.running, blocks.tokens[:, 0].tolist(), strict=True):
+                seen.setdefault(request.number, []).append((len(request.output), tokens))
+            return blocks
+
+        engine.batch.draft = spy
+        rng = np.random.default_rng(5)
+        asked = [(prompt, count, 0.0, True) for prompt, count, _ in texts(12, rng)]
+        run(engine, asked, rng)
+        return seen, engine.counts
+
+    alone, counts = drafts(1)
+    together, same = drafts(5)
+    assert together == alone
+    assert same.accepted == counts.accepted
+    assert same.steps < 0.6 * counts.steps  # they did share steps
+
+
 def test_a_cancelled_request_frees_its_row_and_its_place_in_the_queue(target):
     engine = Engine(target, made("dspark"), StaticGamma(2), max_num_seqs=2, max_model_len=40, temperature=0.0)
     first, second, third, fourth = (engine.submit([k, 1, 2], 30, None, True) for k in range(4))

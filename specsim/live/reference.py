@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
 
@@ -71,6 +71,10 @@ class Counts:
     def tau(self) -> float:
         """Tokens a cycle."""
         return 1 + self.accepted / self.cycles if self.cycles else 1.0
+
+    def copy(self) -> Counts:
+        """As they stand, whatever comes."""
+        return replace(self, accepted_at=self.accepted_at.copy())
 
 
 class Engine:

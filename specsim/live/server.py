@@ -17,7 +17,7 @@ from typing import Any
 
 from specsim.drafters.target import Target
 from specsim.live.asked import Asked, read_asked
-from specsim.live.reference import Engine, Request
+from specsim.live.reference import Counts, Engine, Request
 from specsim.live.wire import HEAD_BYTES, Call, Events, HttpError, read_call, write_answer
 from specsim.types import SpecsimError
 
@@ -45,6 +45,7 @@ class Server:
         self.news: dict[Request, News] = {}
         self.open: set[asyncio.Task[None]] = set()
         self.failure: Exception | None = None
+        self.counts = engine.counts.copy()  # after a step: in the midst of one they need not add up
 
     async def run(self, host: str, port: int, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Listen until ``stop`` is set; ``ready`` is told the port (a free one for 0).
@@ -90,6 +91,7 @@ class Server:
                     for everyone in self.news.values():
                         everyone.queue.put_nowait(None)
                     return
+                self.counts = self.engine.counts.copy()
                 for request in touched:
                     if (news := self.news.get(request)) is not None:
                         news.queue.put_nowait((request.output[news.told :], request.finish))
@@ -142,7 +144,7 @@ class Server:
         elif call.path == "/version":
             answer = {"version": version("specsim")}
         elif call.path == "/metrics":
-            answer = metrics(self.engine, self.name)
+            answer = metrics(self.engine, self.counts, self.name)
         else:
             raise HttpError(404, f"{call.path}: expected /v1/completions, /v1/chat/completions, /v1/models or /metrics")
         _method(call, "GET")
@@ -283,9 +285,8 @@ class Text:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def metrics(engine: Engine, name: str) -> str:
+def metrics(engine: Engine, counts: Counts, name: str) -> str:
     """The engine's counters and gauges in Prometheus' text format, named as vLLM names its own."""
-    counts = engine.counts
     lines: list[str] = []
     label = 'model_name="' + name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
