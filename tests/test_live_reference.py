@@ -284,6 +284,11 @@ def test_what_does_not_fit_is_one_line(target, profile):
     fails("expected an instance", "dspark", DSparkGreedy)
     bare = profile.model_copy(update={"draft": None})
     fails("draft: expected a draft cost", "dspark", StaticGamma(1), profile=bare)
+    with one_line("max_model_len: expected at most 512, as target tiny-llama, got 513"):
+        Engine(target, None, NoSpec(), max_model_len=513)
+    assert Engine(target, None, NoSpec()).max_model_len == 512
+    with one_line(f"KV of {10**15} rows (max_num_seqs) of 12 tokens (max_model_len) on cpu: expected less"):
+        Engine(target, None, NoSpec(), max_num_seqs=10**15, max_model_len=10)
     engine = Engine(target, None, NoSpec(), max_model_len=10)
     for prompt, most, words in (
         ([], 3, "prompt: expected at least one token"),

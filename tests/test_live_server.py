@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from test_live_reference import plain
-from tiny_models import LETTERS, any_drafter, plain_model, tiny_target
+from tiny_models import LETTERS, any_drafter, plain_model, tiny_target, torch
 
 from specsim.importers.counters import read_metrics
 from specsim.importers.evidence import Ask
@@ -287,6 +287,15 @@ def test_a_scheduler_that_fails_is_told_to_everybody(target, stream):
         assert words in answer["error"]["message"]
 
 
+def test_too_little_memory_is_one_line(target, monkeypatch):
+    def short(self):
+        raise torch.OutOfMemoryError("lines\nof advice")
+
+    monkeypatch.setattr(Engine, "step", short)
+    with served(target, failure="out of memory: expected less of max_num_seqs") as (port, _):
+        assert call(port, "/v1/completions", {"prompt": [1]})[0] == 500
+
+
 def broken_stream(port, asked):
     body = json.dumps(asked).encode()
     data = exchange(port, b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
@@ -321,7 +330,14 @@ def model(tmp_path_factory, target):
     return folder
 
 
-def test_the_verb_serves_until_interrupted(model, run, tmp_path):
+@pytest.mark.parametrize(
+    ("scheduler", "flags", "label"),
+    [("mine.py:two", ("--gamma", 2), "two with NGRAM, γ = 2"), ("MTP1", (), "MTP1() with NGRAM, γ = 1"),
+     ("NoSpec", (), "NoSpec()")],
+    ids=["mine", "MTP1", "NoSpec"],
+)  # fmt: skip
+def test_the_verb_serves_until_interrupted(model, run, tmp_path, monkeypatch, scheduler, flags, label):
+    monkeypatch.chdir(tmp_path)
     log = tmp_path / "steps.jsonl"
     (tmp_path / "mine.py").write_text("def two(view):\n    return view.request_ids * 0 + 2\n")
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -340,15 +356,15 @@ def test_the_verb_serves_until_interrupted(model, run, tmp_path):
     thread = threading.Thread(target=client)
     thread.start()
     code, text, err = run(
-        "serve-reference", "--target", model, "--drafter", "ngram(longest=2, shortest=1)", "--gamma", 2, "-s",
-        tmp_path / "mine.py:two", "--port", port, "--dtype", "float32", "--temperature", 0, "--log", log,
-        "--max-model-len", 50,
+        "serve-reference", "--target", model, "--drafter", "ngram(longest=2, shortest=1)", "-s", scheduler, *flags,
+        "--port", port, "--dtype", "float32", "--temperature", 0, "--log", log, "--max-model-len", 50,
     )  # fmt: skip
     thread.join()
     assert code == 0, err
     [(status, answer)] = answers
     assert status == 200
-    assert f"target on cpu, two with ngram(longest=2, shortest=1), γ = 2: http://127.0.0.1:{port}/v1" in text
+    label = label.replace("NGRAM", "ngram(longest=2, shortest=1)")
+    assert f"target on cpu, {label}: http://127.0.0.1:{port}/v1" in text
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert sum(row["emitted"] for row in rows) == answer["usage"]["completion_tokens"]
     assert f"{answer['usage']['completion_tokens']} tokens in {len(rows)} steps" in text

@@ -46,7 +46,9 @@ def serve_reference(
     port: Annotated[int, typer.Option("--port", help="0: any that is free.", min=0, max=65535)] = 8000,
     allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Listen beyond this machine.")] = False,
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Requests at once.", min=1)] = 16,
-    max_model_len: Annotated[int, typer.Option("--max-model-len", help="Tokens of a request.", min=2)] = 2048,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Tokens of a request (default: the target's, or 2048).", min=2)
+    ] = None,
     max_num_batched_tokens: Annotated[
         int, typer.Option("--max-num-batched-tokens", help="Tokens of a step, above which prompts wait.", min=1)
     ] = 8192,

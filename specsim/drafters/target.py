@@ -49,6 +49,12 @@ class Target:
         return int(self.model.config.vocab_size)
 
     @property
+    def max_positions(self) -> int | None:
+        """Tokens of the longest text that it was made for, where its config tells."""
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        return None if most is None else int(most)
+
+    @property
     def embedding(self) -> Tensor:
         """Token embeddings [V, d]."""
         return self.model.get_input_embeddings().weight.detach()

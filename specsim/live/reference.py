@@ -32,6 +32,8 @@ from specsim.views import StepRecord
 
 STREAM = 5
 """The engine's stream of the seed."""
+LONGEST = 2048
+"""Tokens of a request, unless told."""
 COLDEST = 1e-5
 """Temperatures below are taken for 0, as vLLM does."""
 
@@ -80,8 +82,9 @@ class Counts:
 class Engine:
     """Serves ``target`` with ``drafter`` (None: no speculation) under ``scheduler``; :meth:`step` until not busy.
 
-    ``max_num_seqs`` requests at once, each of at most ``max_model_len`` tokens, prompt and answer; prompts join whole,
-    together at most ``max_num_batched_tokens`` a step with the decodes, or alone. ``temperature`` is that of requests
+    ``max_num_seqs`` requests at once, each of at most ``max_model_len`` tokens, prompt and answer (None: 2048, or what
+    the target was made for); prompts join whole, together at most ``max_num_batched_tokens`` a step with the decodes,
+    a larger one as the only prompt of its step. ``temperature`` is that of requests
     that name none. The scheduler is told the step times of ``profile`` (its last slope continues beyond what was
     measured), or that all steps last the same. ``log`` gets a row a step: ``start`` and ``seconds`` (of which
     ``draft_seconds`` until the scheduler answered), ``num_seqs``, ``kv_tokens``, ``draft_tokens``, ``prefills``,
@@ -96,7 +99,7 @@ class Engine:
         scheduler: Any,
         *,
         max_num_seqs: int = 16,
-        max_model_len: int = 2048,
+        max_model_len: int | None = None,
         max_num_batched_tokens: int = 8192,
         temperature: float = 1.0,
         seed: int = 0,
@@ -111,6 +114,10 @@ class Engine:
         )
         if drafter is None or isinstance(scheduler, NoSpec):
             drafter = NoDrafter()
+        most = target.max_positions or max_model_len or LONGEST
+        max_model_len = min(LONGEST, most) if max_model_len is None else max_model_len
+        if max_model_len > most:
+            raise SpecsimError(f"max_model_len: expected at most {most}, as target {target.name}, got {max_model_len}")
         self.target, self.scheduler, self.gamma = target, scheduler, drafter.gamma
         self.max_num_seqs, self.max_model_len, self.temperature = max_num_seqs, max_model_len, temperature
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -122,7 +129,13 @@ class Engine:
             self.cost = step_cost(profile, most, max_num_seqs, self.gamma, extrapolate=True)
             self.sync = profile.sync_seconds if getattr(scheduler, "synchronous", False) else 0.0
         size = max_model_len + self.gamma + 2
-        self.batch = Batch(target, drafter, max_num_seqs, size, stream_seed(seed, STREAM))
+        try:
+            self.batch = Batch(target, drafter, max_num_seqs, size, stream_seed(seed, STREAM))
+        except RuntimeError as error:  # torch's word for too little memory
+            raise SpecsimError(
+                f"KV of {max_num_seqs} rows (max_num_seqs) of {size} tokens (max_model_len) on {target.device}: "
+                "expected less, it cannot be had"
+            ) from error
         self.log = log
         self.numbers, self.began = count(), time.perf_counter()
         self.waiting: deque[Request] = deque()

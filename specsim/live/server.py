@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from specsim.drafters.target import Target
 from specsim.live.asked import Asked, read_asked
 from specsim.live.reference import Counts, Engine, Request
@@ -88,6 +90,8 @@ class Server:
                     touched = await loop.run_in_executor(thread, self.engine.step)
                 except Exception as error:
                     self.failure = error
+                    if isinstance(error, torch.OutOfMemoryError):
+                        self.failure = SpecsimError("out of memory: expected less of max_num_seqs or max_model_len")
                     for everyone in self.news.values():
                         everyone.queue.put_nowait(None)
                     return
