@@ -247,26 +247,40 @@ def _drafter_in_use(scenario: Scenario) -> Drafter | None:
     name = scheduler_name(scheduler)
     if isinstance(scheduler, NoSpec):
         return None
+    if drafter is None:
+        check_fit(scheduler, None, 0, False, " (a trace)")
+        return None
+    advice = f"; name one with {name}@TRACE or Policy({name}, drafter)"
+    check_fit(scheduler, drafter.name, drafter.gamma, drafter.has_confidence, advice)
+    return drafter
+
+
+def check_fit(scheduler: Any, drafter: str | None, gamma: int, has_confidence: bool, advice: str = "") -> None:
+    """SpecsimError unless ``scheduler`` can be asked about blocks of ``gamma`` tokens of ``drafter`` (None: none).
+
+    ``advice`` ends the error where another drafter is needed.
+    """
+    name = scheduler_name(scheduler)
+    if isinstance(scheduler, NoSpec):
+        return
     if isinstance(scheduler, type):
         raise SpecsimError(f"scheduler {name}: expected an instance, such as {name}(), got the class")
     if not callable(scheduler) and not hasattr(scheduler, "start"):
         raise SpecsimError(f"scheduler {name}: expected something that can be called with a StepView")
     if drafter is None:
-        raise SpecsimError(f"scheduler {name}: expected a drafter (a trace): only NoSpec runs without one")
+        raise SpecsimError(f"scheduler {name}: expected a drafter{advice}: only NoSpec runs without one")
     exact = getattr(scheduler, "exact_gamma", None)
-    if exact is not None and drafter.gamma != exact:
+    if exact is not None and gamma != exact:
         raise SpecsimError(
-            f"scheduler {name}: gamma: expected a drafter of γ = {exact}, got {drafter.name!r} of γ = {drafter.gamma}; "
-            f"name one with {name}@TRACE or Policy({name}, drafter)"
+            f"scheduler {name}: gamma: expected a drafter of γ = {exact}, got {drafter!r} of γ = {gamma}{advice}"
         )
     least = getattr(scheduler, "gamma", None)
-    if isinstance(least, int | np.integer) and least > drafter.gamma:
+    if isinstance(least, int | np.integer) and least > gamma:
         raise SpecsimError(
-            f"scheduler {name}: gamma: expected at most {drafter.gamma}, the block length of drafter {drafter.name!r}"
+            f"scheduler {name}: gamma: expected at most {gamma}, the block length of drafter {drafter!r}"
         )
-    if getattr(scheduler, "needs_confidence", False) and not drafter.has_confidence:
-        raise SpecsimError(f"scheduler {name}: needs confidences, and the trace of drafter {drafter.name!r} has none")
-    return drafter
+    if getattr(scheduler, "needs_confidence", False) and not has_confidence:
+        raise SpecsimError(f"scheduler {name}: needs confidences, and drafter {drafter!r} has none")
 
 
 def _limits(scenario: Scenario, drafter: Drafter | None, gamma: int) -> Limits:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 from tiny_models import CONFIGS, one_line, plain_model, plain_states, tiny_target, torch
 
+from specsim.drafters.packed import Piece
 from specsim.drafters.target import KVCache, load_target, pick_device, pick_dtype
 
 
@@ -145,3 +148,40 @@ def test_weights_that_are_not_all_there_are_not_drawn_at_random(tmp_path, change
     safetensors.save_file(tensors, path, {"format": "pt"})
     with one_line(tmp_path.name, *parts):
         load_target(tmp_path, "float32")
+
+
+def test_pieces_of_text_in_one_forward_are_what_each_is_alone(models):
+    target, model = models
+    texts = torch.randint(12, (5, 20), generator=torch.Generator().manual_seed(3))
+    known = [4, 7, 2]
+    cache = KVCache(target, 5, 24)
+    target.forward_packed([Piece(row, texts[row : row + 1, :n]) for row, n in enumerate(known)], cache)
+    cache.lengths[:3] = torch.tensor(known)
+    # Three go on by 3, 1 and 2 tokens (the rest is padding that must not be run), two prompts join.
+    counts = torch.tensor([3, 1, 2])
+    fed = torch.stack([texts[row, n : n + 3] for row, n in enumerate(known)])
+    pieces = [Piece(0, fed, counts), Piece(3, texts[3:5, :6])]
+    with counted_tokens(target) as tokens:
+        results = target.forward_packed(pieces, cache, (0, 2))
+    assert tokens == [18]
+    for piece, (last, hidden) in zip(pieces, results, strict=True):
+        for i in range(len(piece.tokens)):
+            row, n = piece.first + i, 0 if piece.first else known[i]
+            count = 6 if piece.first else int(counts[i])
+            logits, states = plain_states(model, texts[row : row + 1, : n + count])
+            close(last[i, :count] @ target.head.T, logits[0, n:])
+            close(hidden[i, :count], states[0, n:, [0, 2]])
+            assert not last[i, count:].any()
+
+
+@contextmanager
+def counted_tokens(target):
+    """The tokens that each forward of the model runs."""
+    seen = []
+    hook = target.model.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()

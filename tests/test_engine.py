@@ -659,7 +659,7 @@ def test_a_domain_that_the_trace_lacks(drafter):
 @pytest.mark.parametrize("scheduler", [Threshold(0.5), DSparkGreedy(), GlobalArgmax(), DSparkAsync()], ids=repr)
 def test_confidences_that_the_trace_lacks(scheduler):
     bare = Drafter(make_blocks([1, 0], 3, confidence=None), 3, name="bare")
-    broken(r"needs confidences, and the trace of drafter 'bare' has none", drafter=bare, scheduler=scheduler)
+    broken(r"needs confidences, and drafter 'bare' has none", drafter=bare, scheduler=scheduler)
 
 
 def test_a_scheduler_that_did_not_say_that_it_needs_confidences():

@@ -45,6 +45,9 @@ class Letters:
 
         return Encoding([LETTERS.index(letter) for letter in text])
 
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return "".join(LETTERS[token] for token in tokens)
+
 
 def tiny_target(
     kind: str = "llama", vocab: int = 12, *, ends: int | None = None, scale: float = 0.3, seed: int = 0, layers: int = 3

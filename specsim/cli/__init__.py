@@ -17,6 +17,7 @@ from specsim.cli import (
     profiling,
     roofline,
     run,
+    serving,
     traces,
     validating,
 )
@@ -37,6 +38,7 @@ app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)
 app.command()(measuring.measure)
+app.command("serve-reference")(serving.serve_reference)
 trace = typer.Typer(no_args_is_help=True, help="Look into arrivals and drafters' traces.")
 trace.command("inspect")(look.inspect)
 trace.command("compare")(traces.compare)

@@ -94,7 +94,7 @@ def record(
 
     Example: specsim record --target models/ --drafter drafters/dspark --prompts test.jsonl --out dspark.parquet
     """
-    _above_zero("--temperature", temperature, or_zero=True)
+    above_zero("--temperature", temperature, or_zero=True)
     sampling = "greedy" if temperature == 0 else draft_sampling or "probabilistic"
     one_of("--draft-sampling", sampling, ("probabilistic", "greedy"))
     one_of("--confidence", confidence, get_args(TraceMeta.model_fields["confidence_source"].annotation))
@@ -184,8 +184,8 @@ def train_drafter(
 
     Example: specsim train-drafter --target models/ --prompts train.jsonl --work answers/ --out drafters/dspark
     """
-    _above_zero("--temperature", temperature, or_zero=True)
-    _above_zero("--learning-rate", learning_rate)
+    above_zero("--temperature", temperature, or_zero=True)
+    above_zero("--learning-rate", learning_rate)
     one_of("--dtype", dtype, DTYPES)
     check_apart({"--work": work, "--out": out}, {"--prompts": prompts, "--target": Path(target), "--start": start})
     for folder in (work, out):
@@ -351,7 +351,8 @@ def _loss(row: dict[str, Any]) -> float:
     return float(sum(row.get(part, 0.0) for part in ("ce", "l1", "bce")))
 
 
-def _above_zero(option: str, value: float, or_zero: bool = False) -> None:
+def above_zero(option: str, value: float, or_zero: bool = False) -> None:
+    """SpecsimError, in the option's name, unless ``value`` is a number above 0 (``or_zero``: or 0)."""
     if not (0 < value < math.inf or (or_zero and value == 0)):
         raise SpecsimError(f"{option}: expected a number {'of 0 or more' if or_zero else 'above 0'}, got {value}")
 

@@ -34,7 +34,10 @@ class Drafter(Protocol):
     vocabulary: Tensor | None
 
     def context(self, rows: int, size: int) -> Any:
-        """An empty memory of ``rows`` sequences of up to ``size`` tokens."""
+        """An empty memory of ``rows`` sequences of up to ``size`` tokens.
+
+        Its ``part(first, last, size)`` are some of its rows, sharing storage; ``move(rows, first, size)`` moves rows.
+        """
         ...
 
     def read(self, context: Any, tokens: Tensor, hidden: Tensor | None, slots: Tensor) -> None:
@@ -66,11 +69,11 @@ Choose = Callable[[int, Tensor], Tensor]
 
 @torch.inference_mode()
 def draft(
-    drafter: Drafter, context: Any, anchors: Tensor, positions: Tensor, temperature: float, choose: Choose
+    drafter: Drafter, context: Any, anchors: Tensor, positions: Tensor, temperature: float | Tensor, choose: Choose
 ) -> Draft:
     """Draft γ tokens after each of ``anchors`` int[S, A] at ``positions`` [S, A], many at once.
 
-    ``choose`` draws each token from the drafter's distribution at ``temperature``: :func:`sampler`
+    ``choose`` draws each token from the drafter's distribution at ``temperature`` (one, or [S, 1]): :func:`sampler`
     freely, the recorder coupled to what the target said.
     """
     blocks = drafter.block(context, anchors, positions)
@@ -98,9 +101,15 @@ def draft(
     )
 
 
-def probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """softmax(logits / T), float32; one-hot at T = 0; all zero where nothing is proposed (logits all -inf)."""
+def probabilities(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """softmax(logits / T), float32; one-hot at T = 0; all zero where nothing is proposed (logits all -inf).
+
+    A tensor of temperatures has a value for each distribution, or broadcasts to them.
+    """
     wide = logits.float()
+    if isinstance(temperature, Tensor):
+        warm = probabilities(wide / torch.where(temperature > 0, temperature, 1.0)[..., None], 1.0)
+        return torch.where((temperature > 0)[..., None], warm, probabilities(wide, 0.0))
     if temperature == 0:
         best = wide.argmax(-1, keepdim=True)
         q = torch.zeros_like(wide).scatter_(-1, best, 1.0)

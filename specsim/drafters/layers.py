@@ -130,10 +130,21 @@ class Context:
         """Keys and values [S, groups, size, width] of one layer."""
         return self.layers[layer][0], self.layers[layer][1]
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only ``rows``."""
-        self.layers = [store[:, rows] for store in self.layers]
-        self.states = None if self.states is None else self.states[rows]
+    def part(self, first: int, last: int, size: int) -> Context:
+        """Rows ``first`` to ``last`` - 1 and their first ``size`` positions; shares the storage."""
+        part = object.__new__(type(self))
+        part.layers = [store[:, first:last, :, :size] for store in self.layers]
+        part.states = None if self.states is None else self.states[first:last, :size]
+        part.size = size
+        return part
+
+    def move(self, rows: Tensor, first: int, size: int) -> None:
+        """Move ``rows`` to the rows from ``first`` on, with their first ``size`` positions."""
+        to = slice(first, first + len(rows))
+        for store in self.layers:
+            store[:, to, :, :size] = store[:, rows, :, :size]
+        if self.states is not None:
+            self.states[to, :size] = self.states[rows, :size]
 
 
 class Trunk(nn.Module):

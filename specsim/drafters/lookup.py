@@ -62,9 +62,13 @@ class Text:
 
     tokens: Tensor
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only ``rows``."""
-        self.tokens = self.tokens[rows.cpu()]
+    def part(self, first: int, last: int, size: int) -> Text:
+        """Rows ``first`` to ``last`` - 1 and their first ``size`` tokens and the next; shares the storage."""
+        return Text(self.tokens[first:last, : size + 1])
+
+    def move(self, rows: Tensor, first: int, size: int) -> None:
+        """Move ``rows`` to the rows from ``first`` on."""
+        self.tokens[first : first + len(rows)] = self.tokens[rows.cpu()]
 
 
 @dataclass
@@ -82,6 +86,33 @@ class LookupBlocks:
         logits = torch.full((*token.shape, self.vocab_size), float("-inf"), device=token.device)
         logits.scatter_(-1, token.clamp(min=0)[..., None], torch.where(token >= 0, 0.0, float("-inf"))[..., None])
         return logits, None
+
+
+@dataclass
+class NoDrafter:
+    """Drafts nothing, for targets without speculation: it is shown texts and never asked."""
+
+    gamma: int = 0
+    target_layers: tuple[int, ...] = ()
+    vocabulary: Tensor | None = None
+
+    def context(self, rows: int, size: int) -> NoDrafter:
+        """Nothing to remember."""
+        return self
+
+    def part(self, first: int, last: int, size: int) -> NoDrafter:
+        """Nothing to share."""
+        return self
+
+    def move(self, rows: Tensor, first: int, size: int) -> None:
+        """Nothing to move."""
+
+    def read(self, context: NoDrafter, tokens: Tensor, hidden: Tensor | None, slots: Tensor) -> None:
+        """Nothing to take in."""
+
+    def block(self, context: NoDrafter, anchors: Tensor, positions: Tensor) -> LookupBlocks:
+        """Blocks of no tokens."""
+        return LookupBlocks(anchors[..., None][..., :0], 0)
 
 
 @dataclass

@@ -7,8 +7,9 @@ confidences of this step's drafts and answers with draft lengths.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specsim.drafters.draft import Draft, Drafter, draft, over_target, pick, probabilities, sampler
+from specsim.drafters.packed import Piece
 from specsim.drafters.responses import stream_seed
 from specsim.drafters.target import KVCache, Target
 from specsim.types import SpecsimError
@@ -77,22 +79,31 @@ def speculate(
     """
     policies = [scheduler.start() if hasattr(scheduler, "start") else scheduler for _ in range(engines)]
     previous: list[deque[StepRecord]] = [deque(maxlen=HISTORY) for _ in range(engines)]
-    batch = Batch(target, drafter, prompts, max_tokens, temperature, stream_seed(seed, 4))
+    size = max(map(len, prompts)) + max_tokens + drafter.gamma + 2
+    batch = Batch(target, drafter, len(prompts), size, stream_seed(seed, 4))
     stops = set(target.end_tokens if ends is None else ends)
-    done = Speculated([[int(token)] for token in batch.anchors])
-    while going := [r for r in batch.requests if not _over(done.outputs[r], stops, max_tokens)]:
-        batch.select(going)
+    first = batch.verify(None, batch.no_lens, [(prompt, temperature) for prompt in prompts]).first
+    done = Speculated([[token] for token in first.tolist()])
+    going = list(range(len(prompts)))
+    while True:
+        over = [row for row, r in enumerate(going) if _over(done.outputs[r], stops, max_tokens)]
+        batch.leave(over)
+        going = [r for row, r in enumerate(going) if row not in set(over)]
+        if not going:
+            return done
         made = batch.draft()
         lens = np.zeros(len(going), dtype=np.int64)
         views = {}
         for engine in range(engines):
             rows = np.flatnonzero(np.array(going) % engines == engine)
             if rows.size:
-                views[engine] = rows, _view(batch, made, rows, step_seconds, previous[engine])
-                lens[rows] = policies[engine](views[engine][1])
+                cost = _cost(step_seconds, len(rows))
+                view = step_view(np.array(going)[rows], made, rows, cost, previous=tuple(previous[engine]))
+                views[engine] = rows, view
+                lens[rows] = policies[engine](view)
         lens = np.minimum(lens, made.proposed[:, 0].cpu().numpy())
-        asked = torch.as_tensor(lens, device=target.device)
-        kept, expected, tokens = (t.cpu().numpy() for t in batch.verify(made, asked))
+        seen = batch.verify(made, torch.as_tensor(lens, device=target.device))
+        kept, expected, tokens = (t.cpu().numpy() for t in (seen.kept, seen.expected, seen.tokens))
         for engine, (rows, view) in views.items():
             previous[engine].append(StepRecord(view, lens[rows], kept[rows] + 1))
         for i, request in enumerate(going):
@@ -101,92 +112,134 @@ def speculate(
             counts = int(lens[i]), int(kept[i]), float(expected[i])
             done.cycles.append(Cycle(request, len(output) - 1, *counts, confidence))
             _extend(output, tokens[i, : kept[i] + 1].tolist(), stops, max_tokens)
-    return done
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a forward gave n decoding requests and m prompts.
+
+    ``kept`` int[n] of the drafts verified, ``expected`` [n] how many were to be expected (see Cycle), ``tokens``
+    int[n, longest + 1] with the target's own token after the kept ones; ``first`` int[m] tokens after the prompts.
+    """
+
+    kept: Tensor
+    expected: Tensor
+    tokens: Tensor
+    first: Tensor
 
 
 class Batch:
-    """R requests in step: the target's cache, the drafter's context, and each one's anchor."""
+    """Up to ``rows`` requests of up to ``size`` tokens in step: the target's cache, the drafter's memory, the anchors.
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        prompts: Sequence[Sequence[int]],
-        most: int,
-        temperature: float,
-        seed: int,
-    ) -> None:
-        self.target, self.drafter, self.temperature = target, drafter, temperature
+    The n decoding ones have rows 0 to n - 1 in the order they joined: a prompt joins behind them as it is computed, and
+    where requests leave, those behind move up. ``anchors`` int[n] are their last tokens.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter, rows: int, size: int, seed: int) -> None:
+        self.target, self.drafter = target, drafter
         self.generator = torch.Generator(device=target.device).manual_seed(seed)
-        self.requests = list(range(len(prompts)))
-        lengths = torch.tensor([len(p) for p in prompts], device=target.device)
-        padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long, device=target.device)
-        for row, prompt in enumerate(prompts):
-            padded[row, : len(prompt)] = torch.tensor(prompt)
-        size = padded.shape[1] + most + drafter.gamma + 2
-        self.cache, self.context = KVCache(target, len(prompts), size), drafter.context(len(prompts), size)
-        last, hidden = target.forward(padded, self.cache, drafter.target_layers)
-        slots = torch.arange(padded.shape[1], device=target.device).expand(len(prompts), -1)
-        rows = torch.arange(len(prompts), device=target.device)
-        self.anchors = pick(self._target(last[rows, lengths - 1]), self.generator)
-        follow = torch.cat((padded, padded[:, :1]), 1)
-        follow[rows, lengths] = self.anchors
-        drafter.read(self.context, follow, hidden, slots)
-        self.cache.keep(lengths)
+        self.cache, self.context = KVCache(target, rows, size), drafter.context(rows, size)
+        self.no_lens = torch.zeros(0, dtype=torch.long, device=target.device)
+        self.anchors, self.temperatures = self.no_lens, np.zeros(0)
 
+    @property
+    def n(self) -> int:
+        """Requests that decode."""
+        return len(self.anchors)
+
+    @torch.inference_mode()
     def draft(self) -> Draft:
         """Draft a block after every anchor."""
-        anchors, positions = self.anchors[:, None], self.cache.lengths[:, None]
-        return draft(self.drafter, self.context, anchors, positions, self.temperature, sampler(self.generator))
+        anchors, positions = self.anchors[:, None], self.cache.lengths[: self.n, None]
+        context = self.context.part(0, self.n, int(positions.max()))
+        heat = self._heat(self.temperatures)
+        heat = heat[:, None] if isinstance(heat, Tensor) else heat
+        return draft(self.drafter, context, anchors, positions, heat, sampler(self.generator))
 
-    def verify(self, made: Draft, lens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Verify the first ``lens`` int[R] tokens of each block by rejection sampling.
+    @torch.inference_mode()
+    def verify(self, made: Draft | None, lens: Tensor, prompts: Sequence[tuple[Sequence[int], float]] = ()) -> Verified:
+        """Verify the first ``lens`` int[n] tokens of each block by rejection sampling, and let ``prompts`` join.
 
-        Returns how many of them are kept int[R], how many were to be expected [R] (see Cycle), and the tokens
-        int[R, longest + 1] with the target's own token after the kept ones.
+        One forward runs 1 + lens tokens of each decoding request (1 each where ``made`` is None) and all tokens of the
+        prompts, given with the temperature of their answers.
         """
-        rows = torch.arange(len(lens), device=lens.device)
-        longest = int(lens.max())
-        drafted = made.tokens[:, 0, :longest]
-        fed = torch.cat((self.anchors[:, None], drafted), 1)
-        last, hidden = self.target.forward(fed, self.cache, self.drafter.target_layers)
-        kept, expected = torch.zeros_like(lens), torch.zeros(len(lens), device=lens.device)
-        for k in range(longest):
-            going = ((kept == k) & (k < lens)).nonzero()[:, 0]
-            p = self._target(last[going, k])
-            p_x = p.gather(1, drafted[going, k, None])[:, 0]
-            common = p if self.drafter.vocabulary is None else p[:, self.drafter.vocabulary]
-            expected[going] += torch.minimum(common, made.q[k][going, 0]).sum(-1)
-            draws = torch.rand(len(going), generator=self.generator, device=lens.device)
-            kept[going] += draws * made.draft_prob[going, 0, k] < p_x
+        n, longest = self.n, int(lens.max()) if self.n else 0
+        drafted = self.anchors[:, None][:, :0] if made is None else made.tokens[:, 0, :longest]
+        pieces = [Piece(0, torch.cat((self.anchors[:, None], drafted), 1), lens + 1)] if n else []
+        pieces += self._joining([prompt for prompt, _ in prompts])
+        results = self.target.forward_packed(pieces, self.cache, self.drafter.target_layers)
+        temperatures = np.append(self.temperatures, [temperature for _, temperature in prompts])
+        heat = self._heat(temperatures)
+        states = [last[:, -1] for last, _ in results[bool(n) :]]
+        rows, kept = torch.arange(n, device=lens.device), torch.zeros_like(lens)
+        expected = torch.zeros(n, device=lens.device)
+        if n:
+            last = results[0][0]
+            for k in range(longest):
+                assert made is not None
+                going = ((kept == k) & (k < lens)).nonzero()[:, 0]
+                p = self._target(last[going, k], heat[going] if isinstance(heat, Tensor) else heat)
+                p_x = p.gather(1, drafted[going, k, None])[:, 0]
+                common = p if self.drafter.vocabulary is None else p[:, self.drafter.vocabulary]
+                expected[going] += torch.minimum(common, made.q[k][going, 0]).sum(-1)
+                draws = torch.rand(len(going), generator=self.generator, device=lens.device)
+                kept[going] += draws * made.draft_prob[going, 0, k] < p_x
+            states.insert(0, last[rows, kept])
         # Refused at its place: what the target has beyond the drafter. All kept: the target's own.
-        rest = self._target(last[rows, kept])
+        rest = self._target(torch.cat(states), heat)
         refused = (kept < lens).nonzero()[:, 0]
-        if len(refused):
+        if made is not None and len(refused):
             rest[refused] = (rest[refused] - self._drafter(made, refused, kept[refused])).clamp(min=0)
         token = pick(rest, self.generator)
-        tokens = torch.cat((drafted, token[:, None]), 1)
-        tokens[rows, kept] = token
-        slots = self.cache.lengths[:, None] + torch.arange(longest + 1, device=lens.device)
-        follow = torch.cat((self.anchors[:, None], tokens), 1)
-        self.drafter.read(self.context, follow, hidden, slots)
-        self.cache.keep(kept + 1)
-        self.anchors = token
-        return kept, expected, tokens
+        tokens = torch.cat((drafted, token[:n, None]), 1)
+        tokens[rows, kept] = token[:n]
+        for piece, (_, hidden) in zip(pieces, results, strict=True):
+            after = tokens if n and piece is pieces[0] else token[piece.first : piece.first + len(piece.tokens), None]
+            follow = torch.cat((piece.tokens[:, : 1 if after is tokens else None], after), 1)
+            last_slot = int(piece.slots[:, -1].max())
+            context = self.context.part(piece.first, piece.first + len(piece.tokens), last_slot + 1)
+            self.drafter.read(context, follow, hidden, piece.slots)
+        self.cache.lengths[:n] += kept + 1
+        for piece in pieces[bool(n) :]:
+            self.cache.lengths[piece.first : piece.first + len(piece.tokens)] = piece.tokens.shape[1]
+        self.anchors, self.temperatures = token, temperatures
+        return Verified(kept, expected, tokens, token[n:])
 
-    def select(self, requests: Sequence[int]) -> None:
-        """Go on with these ``requests`` only."""
-        if list(requests) == self.requests:
+    def leave(self, gone: Collection[int]) -> None:
+        """The requests in rows ``gone`` are done: those behind them move up."""
+        if not gone:
             return
-        rows = torch.tensor([self.requests.index(r) for r in requests], device=self.anchors.device)
-        self.requests = list(requests)
-        self.cache.select(rows)
-        self.context.select(rows)
-        self.anchors = self.anchors[rows]
+        first, device = min(gone), self.anchors.device
+        stay = [row for row in range(self.n) if row not in set(gone)]
+        up = torch.tensor([row for row in stay if row > first], dtype=torch.long, device=device)
+        if len(up):
+            used = int(self.cache.lengths[up].max())
+            self.cache.move(up, first, used)
+            self.context.move(up, first, used)
+        self.anchors, self.temperatures = (
+            self.anchors[torch.tensor(stay, device=device).long()],
+            self.temperatures[stay],
+        )
 
-    def _target(self, states: Tensor) -> Tensor:
-        """The target's probabilities [.., V] from its final states [.., d]."""
-        return probabilities(states @ self.target.head.T, self.temperature)
+    def _joining(self, prompts: Sequence[Sequence[int]]) -> list[Piece]:
+        """The prompts on the rows behind the decoding ones; neighbours of one length are one piece."""
+        pieces, first = [], self.n
+        for _, group in groupby(prompts, key=len):
+            tokens = torch.tensor(list(group), device=self.anchors.device)
+            pieces.append(Piece(first, tokens))
+            first += len(tokens)
+        self.cache.lengths[self.n : first] = 0
+        return pieces
+
+    def _heat(self, temperatures: NDArray[np.float64]) -> float | Tensor:
+        """One temperature where all are equal, a tensor [R] otherwise."""
+        if len(set(temperatures.tolist())) == 1:
+            return float(temperatures[0])
+        return torch.tensor(temperatures, dtype=torch.float32, device=self.anchors.device)
+
+    def _target(self, states: Tensor, temperature: float | Tensor) -> Tensor:
+        """The target's probabilities [R, V] from its final states [R, d]."""
+        return probabilities(states @ self.target.head.T, temperature)
 
     def _drafter(self, made: Draft, rows: Tensor, places: Tensor) -> Tensor:
         """The drafter's probabilities [n, V] of block ``rows`` int[n] at position ``places`` int[n] (0-based)."""
@@ -194,27 +247,31 @@ class Batch:
         return over_target(torch.stack(q), self.drafter.vocabulary, self.target.vocab_size)
 
 
-def _view(
-    batch: Batch,
+def step_view(
+    ids: NDArray[np.int64],
     made: Draft,
     rows: NDArray[np.int64],
     step_seconds: Callable[[Any], Any],
-    previous: Sequence[StepRecord],
+    **more: Any,
 ) -> StepView:
-    """What the scheduler of the engine with these ``rows`` of the batch sees of this step."""
+    """What a scheduler sees of a step: the requests ``ids`` int[R] with the blocks ``rows`` int[R] of those ``made``.
+
+    ``step_seconds`` and ``more`` are the StepView's.
+    """
+
+    confidence = made.confidence  # what the view holds on to: the distributions are large, and not its business
 
     def survival() -> NDArray[np.float64]:
-        if made.confidence is None:
+        if confidence is None:
             raise SpecsimError("its drafter gives no confidences")
-        return made.confidence[rows, 0].cpu().numpy().astype(np.float64).cumprod(1)
+        return confidence[rows, 0].cpu().numpy().astype(np.float64).cumprod(1)
 
-    return StepView(
-        np.array(batch.requests)[rows],
-        survival,
-        lambda k: step_seconds(len(rows) + np.asarray(k)),
-        gamma=batch.drafter.gamma,
-        previous=tuple(previous),
-    )
+    return StepView(ids, survival, step_seconds, gamma=made.tokens.shape[-1], **more)
+
+
+def _cost(step_seconds: Callable[[Any], Any], requests: int) -> Callable[[Any], Any]:
+    """Step seconds by draft tokens, from those by tokens."""
+    return lambda k: step_seconds(requests + np.asarray(k))
 
 
 def _over(output: list[int], stops: set[int], most: int) -> bool:

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from specsim.drafters.config import DSPARK, EAGLE3
+from specsim.drafters.packed import Piece
 from specsim.types import SpecsimError
 
 ATTENTION = "specsim"
@@ -46,6 +47,12 @@ class Target:
     @property
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens of the longest text that it was made for, where its config tells."""
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        return None if most is None else int(most)
 
     @property
     def embedding(self) -> Tensor:
@@ -112,9 +119,45 @@ class Target:
             use_cache=True,
             output_hidden_states=bool(layers),
         )
-        if not layers:
-            return out.last_hidden_state, None
-        return out.last_hidden_state, torch.stack([out.hidden_states[i + 1] for i in layers], dim=2)
+        return out.last_hidden_state, _states(out, layers)
+
+    @torch.inference_mode()
+    def forward_packed(
+        self, pieces: Sequence[Piece], cache: KVCache, layers: Sequence[int] = ()
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """Run ``pieces`` of text in one forward, each behind what ``cache`` holds of its rows; no padding is run.
+
+        Returns :meth:`forward`'s two results for each piece, zero where nothing was run; ``cache.lengths`` are up to
+        the caller.
+        """
+        for piece in pieces:
+            piece.place(cache.lengths[piece.first : piece.first + len(piece.tokens)])
+        tokens, rows, slots = (
+            torch.cat([piece.pack(getattr(piece, name)) for piece in pieces])[None]
+            for name in ("tokens", "rows", "slots")
+        )
+        cache.open(slots, rows)
+        out = self.model.base_model(
+            input_ids=tokens,
+            position_ids=slots,
+            attention_mask=tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),  # each piece has a mask of its own
+            cache=cache,
+            use_cache=True,
+            output_hidden_states=bool(layers),
+            pieces=pieces,
+        )
+        last, states = out.last_hidden_state[0], _states(out, layers)
+        counts = [piece.size for piece in pieces]
+        hidden = [None] * len(pieces) if states is None else states[0].split(counts)
+        return [
+            (piece.unpack(mine), None if of_layers is None else piece.unpack(of_layers))
+            for piece, mine, of_layers in zip(pieces, last.split(counts), hidden, strict=True)
+        ]
+
+
+def _states(out: Any, layers: Sequence[int]) -> Tensor | None:
+    """The states [R, n, m, d] after each of ``layers``."""
+    return torch.stack([out.hidden_states[i + 1] for i in layers], dim=2) if layers else None
 
 
 class KVCache:
@@ -133,11 +176,12 @@ class KVCache:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=target.device)
         self.top = 0
 
-    def open(self, slots: Tensor) -> None:
-        """Aim the next forward's writes at ``slots`` [R, n]."""
+    def open(self, slots: Tensor, rows: Tensor | None = None) -> None:
+        """Aim the next forward's writes at ``slots`` [R, n]; with ``rows`` [1, n], at these rows' slots [1, n]."""
         self.top = int(slots.max()) + 1
-        rows, heads = (torch.arange(self.store.shape[i], device=slots.device) for i in (2, 3))
-        self.where = (rows[:, None, None], heads[None, :, None], slots[:, None, :])
+        every, heads = (torch.arange(self.store.shape[i], device=slots.device) for i in (2, 3))
+        rows = every[:, None] if rows is None else rows
+        self.where = (rows[:, None, :], heads[None, :, None], slots[:, None, :])
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write one layer's keys and values [R, heads, n, width]; return all up to the longest row."""
@@ -161,6 +205,17 @@ class KVCache:
         copy.store = torch.nn.functional.pad(self.store, (0, 0, 0, slots))
         return copy
 
+    def part(self, first: int, last: int, size: int) -> KVCache:
+        """Rows ``first`` to ``last`` - 1 and their first ``size`` slots; shares the storage."""
+        part = object.__new__(KVCache)
+        part.store, part.lengths, part.top = self.store[:, :, first:last, :, :size], self.lengths[first:last], 0
+        return part
+
+    def move(self, rows: Tensor, first: int, size: int) -> None:
+        """Move ``rows`` to the rows from ``first`` on, with their first ``size`` slots."""
+        self.store[:, :, first : first + len(rows), :, :size] = self.store[:, :, rows, :, :size]
+        self.lengths[first : first + len(rows)] = self.lengths[rows]
+
     def select(self, rows: Tensor) -> None:
         """Keep only ``rows``."""
         self.store = self.store[:, :, rows]
@@ -173,8 +228,15 @@ def grouped_attention(
     """Attend with grouped heads without repeating keys and values, as transformers' attention interface asks.
 
     ``query`` [R, heads, n, width], ``key`` and ``value`` [R, groups, S, width], ``attention_mask``
-    bool [R, 1, n, S].
+    bool [R, 1, n, S]. With ``pieces`` the query is one row of all of them, and each has its own mask.
     """
+    if pieces := kwargs.pop("pieces", None):
+        outs, packed = [], query[0].transpose(0, 1)  # [tokens, heads, width]
+        for piece, mine in zip(pieces, packed.split([piece.size for piece in pieces]), strict=True):
+            rows = slice(piece.first, piece.first + len(piece.tokens))
+            own = (piece.unpack(mine).transpose(1, 2), key[rows, :, : piece.top], value[rows, :, : piece.top])
+            outs.append(piece.pack(grouped_attention(module, *own, piece.mask[:, None], **kwargs)[0]))
+        return torch.cat(outs)[None], None
     rows, heads, n, width = query.shape
     groups = key.shape[1]
     packed = query.reshape(rows, groups, heads // groups * n, width)

@@ -1,8 +1,8 @@
 """Acceptance that engines count while they serve: Prometheus counters, and the lines they log.
 
-vLLM and llama.cpp export the same four counters under their own prefix, ``…:spec_decode_num_drafts_total``,
-``_num_draft_tokens_total``, ``_num_accepted_tokens_total`` and ``_num_accepted_tokens_per_pos_total{position}``
-(0-based, unconditional). vLLM also logs them for every interval.
+vLLM, llama.cpp and our reference engine export the same four counters under their own prefix,
+``…:spec_decode_num_drafts_total``, ``_num_draft_tokens_total``, ``_num_accepted_tokens_total`` and
+``_num_accepted_tokens_per_pos_total{position}`` (0-based, unconditional). vLLM also logs them for every interval.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specsim.importers.evidence import (
 )
 from specsim.types import SpecsimError
 
-COUNTER = re.compile(r"^(vllm|llamacpp):spec_decode_num_", re.MULTILINE)
+COUNTER = re.compile(r"^(vllm|llamacpp|specsim):spec_decode_num_", re.MULTILINE)
 LOG_LINE = "SpecDecoding metrics:"
 _DRAFTS, _TOKENS, _ACCEPTED, _AT = (
     f"spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")

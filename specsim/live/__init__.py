@@ -1,0 +1,1 @@
+"""Running engines: one of our own that drives the simulator's schedulers for real."""
