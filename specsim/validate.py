@@ -158,7 +158,7 @@ def parse_gates(latencies: Mapping[str, str | None], texts: Iterable[str]) -> di
     gates: dict[str, float] = {}
     for metric, text in latencies.items():
         if text is not None:
-            bound = _share(f"--max-{metric}-error", text)
+            bound = parse_share(f"--max-{metric}-error", text)
             gates |= {f"{metric}.{stat}": bound for stat in GATED}
     known = [f"{metric}.{stat}" for metric in LATENCIES for stat in STATISTICS]
     known += [f"{name}.{stat}" for name in LOADS for stat in ("mean", "peak")] + list(WHOLE)
@@ -168,11 +168,12 @@ def parse_gates(latencies: Mapping[str, str | None], texts: Iterable[str]) -> di
             raise SpecsimError(f"--max-error: expected METRIC.STAT=SHARE such as tpot.p90=3%, got {text!r}")
         if name.strip() not in known:
             raise SpecsimError(f"--max-error: {name.strip()!r} is not one of {', '.join(known)}")
-        gates[name.strip()] = _share(f"--max-error {name.strip()}", bound_text)
+        gates[name.strip()] = parse_share(f"--max-error {name.strip()}", bound_text)
     return gates
 
 
-def _share(option: str, text: str) -> float:
+def parse_share(option: str, text: str) -> float:
+    """A share from "3%" or "0.03"; SpecsimError, in the option's name, for anything else."""
     percent = text.strip().endswith("%")
     try:
         share = float(text.strip().removesuffix("%")) / (100 if percent else 1)

@@ -43,7 +43,7 @@ def virtual(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 class FakeEngine:
-    """Continuous batching: a step of decodes and of all prompts that wait lasts ``step(decoded tokens, prompt tokens)``.
+    """Continuous batching: a step of decodes and all prompts that wait lasts ``step(decoded tokens, prompt tokens)``.
 
     ``accept(cycle)`` (draft tokens accepted in a cycle) makes it speculate with blocks of ``gamma``. Faults: see the
     attributes; ``requests`` counts what was asked so far.
@@ -99,7 +99,7 @@ class FakeEngine:
     async def events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         """What the server streams for a request: lines of server-sent events."""
         number = len(self.bodies) - 1
-        total = body["max_tokens"] - self.short_by
+        total = max(1, body["max_tokens"] - self.short_by)
         queue: asyncio.Queue[int] = asyncio.Queue()
         prompt = body["prompt"] if isinstance(body["prompt"], list) else body["prompt"].split()
         r = {"prompt": prompt, "left": total, "queue": queue, "drafted": 0, "kept": 0}
@@ -242,11 +242,13 @@ class Server:
         self.port = self.server.sockets[0].getsockname()[1]
         self.ready.set()
         self.loop.run_forever()
+        self.loop.run_until_complete(asyncio.sleep(0.01))  # what was accepted begins to talk, so that it can be ended
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
         self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.run_until_complete(asyncio.sleep(0.01))  # transports close a turn later
         self.loop.close()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -94,7 +94,7 @@ class Answer:
 
 
 def open_client(target: Target, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """A client for ``target``. The environment's proxies and .netrc are left out: they would change what is measured."""
+    """A client for ``target``. The environment's proxies and .netrc are left out: they change what is measured."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(
         base_url=target.url,

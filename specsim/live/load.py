@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import time
@@ -107,6 +108,11 @@ class Drive:
                 found[kind] = count + 1, first
         return found
 
+    def most_running(self) -> int:
+        """The most requests that were decoding at a time."""
+        edges = [(t, sign) for a in self.answers if a.chunks for t, sign in ((a.chunks[0], 1), (a.chunks[-1], -1))]
+        return max(itertools.accumulate(step for _, step in sorted(edges)), default=0)
+
     def tokens(self) -> float:
         """Output tokens that came between ``start`` and ``end``; each chunk holds an even share of its answer's."""
         whole = [a for a in self.answers if a.done and a.chunks]
@@ -133,9 +139,11 @@ class Driver:
     ) -> None:
         self.client, self.target, self.prompts, self.deadline = client, target, prompts, deadline
         self.on_answer, self.wall = on_answer, wall
+        self.failed_in_a_row = 0  # over all loads: a server that is gone is not asked again by each
 
-    async def closed(self, workload: ClosedLoop, seed: int = 0) -> Drive:
+    async def closed(self, workload: ClosedLoop, seed: int = 0, prompts: Prompts | None = None) -> Drive:
         """A closed loop: one request of each user warms it up, and load is kept to the end of those measured."""
+        prompts = prompts or self.prompts
         users, measured = workload.concurrency, workload.num_measured
         drive = Drive(workload.label, first=users, last=users + measured)
         lengths = _lengths(workload, seed)
@@ -144,7 +152,7 @@ class Driver:
         async def user() -> None:
             while True:
                 prompt, output = next(lengths)
-                if await load.send(self.prompts.order(prompt, output)):
+                if await load.send(prompts.order(prompt, output)):
                     await asyncio.sleep(PAUSE)
                 if workload.think_s:
                     await asyncio.sleep(workload.think_s)
@@ -195,7 +203,6 @@ class _Load:
     def __init__(self, driver: Driver, drive: Drive, users: int) -> None:
         self.driver, self.drive, self.users = driver, drive, users
         self.left = drive.last - drive.first
-        self.in_a_row = 0
         self.over = asyncio.Event()
         self.clock = asyncio.get_running_loop().time
 
@@ -208,9 +215,9 @@ class _Load:
         drive.answers.append(answer)
         await ask(self.driver.client, self.driver.target, answer)
         failed = answer.fault is not None
-        self.in_a_row = self.in_a_row + 1 if failed else 0
-        if self.in_a_row >= IN_A_ROW + self.users and not self.over.is_set():
-            drive.stopped = f"{self.in_a_row} requests failed one after the other"
+        in_a_row = self.driver.failed_in_a_row = self.driver.failed_in_a_row + 1 if failed else 0
+        if in_a_row >= IN_A_ROW + self.users and not self.over.is_set():
+            drive.stopped = f"{in_a_row} requests failed one after the other"
             self.over.set()
         if drive.first <= answer.index < drive.last:
             self.left -= 1

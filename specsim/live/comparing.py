@@ -1,0 +1,208 @@
+"""Predicted beside measured: the simulation of every load that was checked, with intervals and the engine's spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from specsim.acceptance import Drafter
+from specsim.engine import Scenario, simulate
+from specsim.hardware import DraftCost, Profile
+from specsim.importers.evidence import Ask, Evidence, to_synthetic
+from specsim.lengths import Empirical, Fixed, Lengths
+from specsim.live.engines import Engine
+from specsim.live.experiment import Measured, Plan
+from specsim.live.load import Drive, latencies, observed
+from specsim.metrics import request_metrics
+from specsim.rules import VLLM
+from specsim.schedulers import NoSpec, StaticGamma
+from specsim.types import Ints, Requests
+from specsim.workload import Arrivals, Workload
+
+METRICS = ("throughput", "tpot", "ttft", "speed")
+"""Output tokens/s, seconds an output token after the first, seconds to the first, tokens/s of a user (1/tpot)."""
+GATED = ("throughput", "tpot")
+ROUNDS = 20
+"""Rounds of all users that a closed loop is simulated for, at least."""
+NOISE = 2.0
+"""An error below so many standard deviations of the engine's own runs is not told from noise."""
+
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one load: ``measured`` and ``predicted`` by repetition, in the metric's unit.
+
+    ``bound``: the largest share by which they may differ (None: no gate).
+    """
+
+    load: str
+    users: float
+    metric: str
+    measured: tuple[float, ...]
+    predicted: tuple[float, ...]
+    gate: float | None = None
+
+    @property
+    def error(self) -> float:
+        """predicted/measured − 1, of the means."""
+        return float(np.mean(self.predicted) / np.mean(self.measured) - 1)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the engine's own repetitions, as a share of their mean; None of one."""
+        return deviation(self.measured)
+
+    @property
+    def bound(self) -> float | None:
+        """The gate, or twice the engine's own spread where that is larger."""
+        return None if self.gate is None else max(self.gate, NOISE * (self.spread or 0.0))
+
+    @property
+    def broken(self) -> bool:
+        """Whether the error is beyond the bound."""
+        return self.bound is not None and not abs(self.error) <= self.bound
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Standard deviation over the mean; None of fewer than two."""
+    return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else None
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean (Student's t); None of fewer than two."""
+    n = len(values)
+    return None if n < 2 else float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
+
+
+def measured_numbers(drive: Drive) -> Numbers | None:
+    """The METRICS of a load that was driven; None where nothing of it was answered in full."""
+    ttft, tpot = latencies(drive)
+    seconds = drive.end - drive.start
+    if not len(ttft) or not len(tpot) or not seconds > 0:
+        return None
+    return {
+        "throughput": drive.tokens() / seconds,
+        "tpot": float(tpot.mean()),
+        "ttft": float(ttft.mean()),
+        "speed": float((1 / tpot[tpot > 0]).mean()),
+    }
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a prediction rests on: step prices, the engine's bounds, and how it speculates."""
+
+    profile: Profile
+    engine: Engine
+    scheduler: Any = None
+    drafter: Drafter | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+    def predict(self, workload: Workload, seed: int = 0) -> tuple[Numbers, int]:
+        """The METRICS of a simulated load, and the steps that were priced outside the profile."""
+        engine = self.engine
+        scenario = Scenario(
+            profile=self.profile,
+            workload=workload,
+            drafter=self.drafter,
+            scheduler=self.scheduler or NoSpec(),
+            max_num_seqs=self.max_num_seqs or engine.max_num_seqs or 1024,
+            max_num_batched_tokens=self.max_num_batched_tokens or engine.max_num_batched_tokens or 8192,
+            kv_tokens=None if self.profile.kv_tokens else engine.kv_tokens,
+            rules=VLLM if engine.kind != "sglang" else VLLM.without("mixed"),
+            extrapolate=True,
+        )
+        result = simulate(scenario, seed)
+        table, window = request_metrics(result), result.window
+        tpot = table["tpot"].dropna().to_numpy()
+        seconds = window.end - window.start
+        return {
+            "throughput": float(window.tokens.sum()) / seconds if seconds > 0 else math.nan,
+            "tpot": float(tpot.mean()) if len(tpot) else math.nan,
+            "ttft": float(table["ttft"].mean()),
+            "speed": float((1 / tpot[tpot > 0]).mean()) if len(tpot) else math.nan,
+        }, result.extrapolated_steps
+
+
+def drafter_of(evidence: Sequence[Evidence], cost: DraftCost | None, names: tuple[str, str]) -> Drafter:
+    """The drafter whose acceptance was counted, the mean of several countings by position."""
+    width = max(len(e.survival["*"]) for e in evidence)
+    padded = np.array([[*e.survival["*"], *[0.0] * (width - len(e.survival["*"]))] for e in evidence])
+    mean = replace(evidence[0], survival={"*": tuple(padded.mean(axis=0).tolist())})
+    synthetic = to_synthetic("the running engine", mean, Ask(drafter=names[0], target=names[1]))
+    return Drafter(synthetic, synthetic.gamma, cost, name=synthetic.drafter)
+
+
+def fixed_length(drafter: Drafter) -> StaticGamma:
+    """The verification of an engine that says nothing else: every block whole."""
+    return StaticGamma(drafter.gamma)
+
+
+def workload_of(plan: Plan, name: str, drive: Drive, repeat: int) -> Workload:
+    """What to simulate for a load that was driven: as it was, with the lengths that the server counted."""
+    if name.startswith("closed "):
+        loop = plan.closed(int(name.removeprefix("closed ")))
+        prompt, output = observed(drive.measured)
+        rounds = max(ROUNDS, loop.num_measured // loop.concurrency)
+        return replace(loop, prompt_tokens=_law(prompt), output_tokens=_law(output), measured=rounds * loop.concurrency)
+    requests = plan.arrivals if name == "arrivals" else plan.open(repeat)
+    assert requests is not None
+    return Arrivals(_as_counted(requests, drive), name)
+
+
+def _law(tokens: Ints) -> Lengths:
+    return Fixed(int(tokens[0])) if len(set(tokens.tolist())) == 1 else Empirical(tuple(tokens.tolist()))
+
+
+def _as_counted(requests: Requests, drive: Drive) -> Requests:
+    """The table with the lengths that the server counted, where it answered."""
+    prompt, output = requests.prompt_tokens.copy(), requests.output_tokens.copy()
+    for answer in drive.answers:
+        if answer.done:
+            [prompt[answer.index]], [output[answer.index]] = observed([answer])
+    return replace(requests, prompt_tokens=prompt, output_tokens=np.maximum(output, 1))
+
+
+def compare(
+    measured: Measured, plan: Plan, models: Mapping[int, Model], gates: Mapping[str, float]
+) -> tuple[list[Row], int]:
+    """A row for each metric of each load that was measured, and the extrapolated steps of their predictions.
+
+    ``models``: what predicts each repetition, by its number. Loads that were not measured to the end are left out.
+    """
+    rows: list[Row] = []
+    outside = 0
+    names = dict.fromkeys(name for repeat in measured.repeats for name in repeat.checks)
+    for name in names:
+        found: list[Numbers] = []
+        ours: list[Numbers] = []
+        for number, repeat in enumerate(measured.repeats):
+            drive = repeat.checks.get(name)
+            numbers = None if drive is None or drive.stopped is not None else measured_numbers(drive)
+            if drive is None or numbers is None or number not in models:
+                continue
+            found.append(numbers)
+            predicted, extrapolated = models[number].predict(workload_of(plan, name, drive, number), number)
+            ours.append(predicted)
+            outside += extrapolated
+        users = float(name.removeprefix("closed ")) if name.startswith("closed ") else math.nan
+        rows += rows_of(name, users, found, ours, gates)
+    return rows, outside
+
+
+def rows_of(
+    load: str, users: float, measured: Sequence[Numbers], predicted: Sequence[Numbers], gates: Mapping[str, float]
+) -> list[Row]:
+    """A row for each metric of a load, from one set of numbers a repetition; none without any."""
+    if not measured:
+        return []
+    ours, theirs = ({m: tuple(n[m] for n in numbers) for m in METRICS} for numbers in (predicted, measured))
+    return [Row(load, users, metric, theirs[metric], ours[metric], gates.get(metric)) for metric in METRICS]
