@@ -85,10 +85,11 @@ def measured_numbers(drive: Drive) -> Numbers | None:
     """The METRICS of a load that was driven; None where nothing of it was answered in full."""
     ttft, tpot = latencies(drive)
     seconds = drive.end - drive.start
-    if not len(ttft) or not len(tpot) or not seconds > 0:
+    tokens = drive.tokens()
+    if not len(ttft) or not (tpot > 0).any() or not seconds > 0 or not tokens:
         return None
     return {
-        "throughput": drive.tokens() / seconds,
+        "throughput": tokens / seconds,
         "tpot": float(tpot.mean()),
         "ttft": float(ttft.mean()),
         "speed": float((1 / tpot[tpot > 0]).mean()),
@@ -132,6 +133,34 @@ class Model:
         }, result.extrapolated_steps
 
 
+@dataclass(frozen=True)
+class Told:
+    """What is known before anything is measured; None where it is to be learned.
+
+    ``profile``: step prices; ``cost``: of drafting; ``scheduler`` and ``drafter``: how the engine speculates;
+    ``max_num_seqs`` and ``max_num_batched_tokens`` bound a step, before what the server says of them.
+    """
+
+    profile: Profile | None = None
+    cost: DraftCost | None = None
+    scheduler: Any = None
+    drafter: Drafter | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+def model_of(measured: Measured, number: int, profile: Profile, told: Told) -> Model | None:
+    """What predicts the loads of a repetition; None where its acceptance was to be counted and was not."""
+    drafter, scheduler = told.drafter, told.scheduler
+    if drafter is None and measured.speculates:
+        acceptance = measured.repeats[number].acceptance
+        if acceptance is None:
+            return None
+        drafter = drafter_of([acceptance], told.cost, ("counted", measured.engine.model))
+        scheduler = fixed_length(drafter)
+    return Model(profile, measured.engine, scheduler, drafter, told.max_num_seqs, told.max_num_batched_tokens)
+
+
 def drafter_of(evidence: Sequence[Evidence], cost: DraftCost | None, names: tuple[str, str]) -> Drafter:
     """The drafter whose acceptance was counted, the mean of several countings by position."""
     width = max(len(e.survival["*"]) for e in evidence)
@@ -146,14 +175,14 @@ def fixed_length(drafter: Drafter) -> StaticGamma:
     return StaticGamma(drafter.gamma)
 
 
-def workload_of(plan: Plan, name: str, drive: Drive, repeat: int) -> Workload:
+def workload_of(plan: Plan, name: str, drive: Drive) -> Workload:
     """What to simulate for a load that was driven: as it was, with the lengths that the server counted."""
     if name.startswith("closed "):
         loop = plan.closed(int(name.removeprefix("closed ")))
         prompt, output = observed(drive.measured)
         rounds = max(ROUNDS, loop.num_measured // loop.concurrency)
         return replace(loop, prompt_tokens=_law(prompt), output_tokens=_law(output), measured=rounds * loop.concurrency)
-    requests = plan.arrivals if name == "arrivals" else plan.open(repeat)
+    requests = plan.arrivals if name == "arrivals" else plan.open()
     assert requests is not None
     return Arrivals(_as_counted(requests, drive), name)
 
@@ -190,7 +219,7 @@ def compare(
             if drive is None or numbers is None or number not in models:
                 continue
             found.append(numbers)
-            predicted, extrapolated = models[number].predict(workload_of(plan, name, drive, number), number)
+            predicted, extrapolated = models[number].predict(workload_of(plan, name, drive), number)
             ours.append(predicted)
             outside += extrapolated
         users = float(name.removeprefix("closed ")) if name.startswith("closed ") else math.nan

@@ -25,6 +25,9 @@ from specsim.live.load import Drive, Driver, Prompts
 from specsim.types import Requests, SpecsimError
 from specsim.workload import ClosedLoop, Poisson
 
+WALL = time.time
+LEAST_ARRIVALS = 20
+"""Fewer Poisson arrivals than that span too short a time to tell a throughput."""
 LONGER = 4
 """By how much the second prompt that is timed alone is longer than the first."""
 
@@ -58,11 +61,13 @@ class Plan:
         rounds = max(2, math.ceil(self.requests / users))
         return ClosedLoop(users, self.prompt_tokens, self.output_tokens, measured=rounds * users)
 
-    def open(self, repeat: int) -> Requests | None:
-        """The Poisson arrivals of a repetition: the seed is its number, for the prediction too."""
+    def open(self) -> Requests | None:
+        """The Poisson arrivals: the same in every repetition, so that their spread is the engine's own."""
         if self.poisson is None:
             return None
-        return Poisson(self.poisson, max(2, self.requests), self.prompt_tokens, self.output_tokens).requests(repeat)
+        return Poisson(
+            self.poisson, max(LEAST_ARRIVALS, self.requests), self.prompt_tokens, self.output_tokens
+        ).requests(0)
 
 
 @dataclass
@@ -124,7 +129,7 @@ async def run(
     prompts: Prompts | None = None,
     say: Callable[[str], None] = lambda line: None,
     transport: httpx.AsyncBaseTransport | None = None,
-    wall: Callable[[], float] = time.time,
+    wall: Callable[[], float] | None = None,
 ) -> Measured:
     """Drive the engine at ``target`` through ``plan``; ``say`` hears what is under way.
 
@@ -135,7 +140,7 @@ async def run(
     async with open_client(target, transport) as client:
         engine = await detect(client, kind, model)
         target = Target(target.url, engine.model, target.timeout, target.temperature, target.ignore_eos, target.key)
-        driver = Driver(client, target, prompts or Prompts(), loop.time() + plan.seconds, wall=wall)
+        driver = Driver(client, target, prompts or Prompts(), loop.time() + plan.seconds, wall=wall or WALL)
         experiment = _Experiment(client, driver, plan, Measured(engine), say)
         try:
             await experiment.run()
@@ -218,7 +223,7 @@ class _Experiment:
 
         for users in plan.check:
             await self._keep(f"closed {users}", drive.closed(plan.closed(users), number), keep)
-        requests = plan.open(number)
+        requests = plan.open()
         if requests is not None:
             name = f"poisson {plan.poisson:g}/s"
             await self._keep(name, drive.open(name, requests), keep)
