@@ -56,6 +56,7 @@ class FakeEngine:
         self.break_at: Callable[[int, int], str | None] = lambda i, token: None  # stall, cut, garbage, error
         self.short_by = 0
         self.metrics = True
+        self.longest = 4096
         self.usage = True
         self.per_chunk = 1
         self.bodies: list[dict[str, Any]] = []
@@ -148,7 +149,9 @@ class FakeEngine:
         """Status and text of a GET."""
         owners = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "specsim": "specsim"}
         pages: dict[str, Any] = {
-            "/v1/models": {"data": [{"id": self.model, "owned_by": owners.get(self.kind, ""), "max_model_len": 4096}]},
+            "/v1/models": {
+                "data": [{"id": self.model, "owned_by": owners.get(self.kind, ""), "max_model_len": self.longest}]
+            },
             "/health": {},
         }
         if self.kind in ("vllm", "specsim", "mute"):

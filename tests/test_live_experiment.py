@@ -116,6 +116,40 @@ def test_an_engine_that_speculates_cannot_be_calibrated():
         experiment(engine, Plan(known_steps=True))
 
 
+def test_prompts_stay_within_what_the_engine_takes():
+    engine = FakeEngine(jagged, longest=200)
+    plan = Plan(calibrate=(1, 3), check=(2,), repeat=1, prompt_tokens=64, output_tokens=32, requests=4)
+    measured = experiment(engine, plan)
+    assert measured.faults == []
+    assert max(len(body["prompt"]) for body in engine.bodies) == 192
+    with pytest.raises(SpecsimError, match=r"expected less than 192 together, .* vLLM 0.99 takes, got 264"):
+        experiment(engine, Plan(prompt_tokens=200))
+
+
+def test_ctrl_c_between_two_loads_keeps_what_was_measured():
+    class Interrupting(FakeTransport):
+        scrapes = 0
+
+        async def handle_async_request(self, request: Any) -> Any:
+            self.scrapes += request.url.path == "/metrics"
+            if self.scrapes == 6:  # after the acceptance of the first of two loads, as the second one's begins
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()  # as asyncio.run does
+                await asyncio.sleep(0)
+            return await super().handle_async_request(request)
+
+    async def main() -> Measured:
+        clock = asyncio.get_running_loop().time
+        plan = Plan(calibrate=(1,), check=(2,), repeat=5, requests=2, known_steps=True, known_draft=True)
+        transport = Interrupting(FakeEngine(jagged, gamma=2, accept=lambda cycle: 1))
+        return await run(Target("http://127.0.0.1:1", ""), plan, transport=transport, wall=clock)
+
+    measured = virtual(main())
+    assert measured.stopped == "interrupted"
+    assert "closed 2" in measured.repeats[0].checks
+
+
 def test_a_server_that_dies_leaves_the_repetitions_before():
     plan = Plan(calibrate=(1, 3), check=(2,), repeat=3, prompt_tokens=64, output_tokens=16, requests=4)
     whole = experiment(FakeEngine(jagged), plan)

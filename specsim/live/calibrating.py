@@ -5,7 +5,6 @@ A line would not do: engines pad, and on a CPU eight sequences may step faster t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,26 +82,23 @@ def step_gaps(drive: Drive) -> list[tuple[int, float]]:
     Where a chunk holds several tokens without speculation (an engine that streams every few steps), the gap is
     divided by them.
     """
-    decoding = [(a.chunks[0], a.chunks[-1]) for a in drive.answers if len(a.chunks) > 1]
-    waiting = sorted((a.sent, a.chunks[0] if a.chunks else _end(drive)) for a in drive.answers)
-    began, ended = np.array([d[0] for d in decoding]), np.array([d[1] for d in decoding])
-    sent, seen = np.array([w[0] for w in waiting]), np.array([w[1] for w in waiting])
-    found = []
-    for answer in drive.answers:
-        tokens, chunks = answer.output_tokens or len(answer.chunks), len(answer.chunks)
-        each = max(1.0, (tokens - 1) / (chunks - 1)) if chunks > 1 and answer.done else 1.0
-        for start, end in itertools.pairwise(answer.chunks):
-            if ((sent < end) & (seen > start)).any():
-                continue
-            # Chunks of one step reach the client one after the other: half a gap tells them from the next step's.
-            half = (end - start) / 2
-            inside = (began <= start + half) & (ended >= end - half)
-            found.append((int(inside.sum()), (end - start) / each))
-    return found
-
-
-def _end(drive: Drive) -> float:
-    return max((a.chunks[-1] for a in drive.answers if a.chunks), default=0.0)
+    talking = [a for a in drive.answers if len(a.chunks) > 1]
+    if not talking:
+        return []
+    began, ended = (np.sort([a.chunks[i] for a in talking]) for i in (0, -1))
+    last = max(a.chunks[-1] for a in talking)
+    sent = np.sort([a.sent for a in drive.answers])
+    seen = np.sort([a.chunks[0] if a.chunks else max(last, a.sent) for a in drive.answers])
+    start = np.concatenate([a.chunks[:-1] for a in talking])
+    end = np.concatenate([a.chunks[1:] for a in talking])
+    each = [max(1.0, ((a.output_tokens or 0) - 1) / (len(a.chunks) - 1)) if a.done else 1.0 for a in talking]
+    tokens = np.repeat(each, [len(a.chunks) - 1 for a in talking])
+    undisturbed = np.searchsorted(sent, end, "left") <= np.searchsorted(seen, start, "right")
+    # Chunks of one step reach the client one after the other: who runs is asked in the middle of the gap.
+    middle = (start + end) / 2
+    running = np.searchsorted(began, middle, "right") - np.searchsorted(ended, middle, "left")
+    seconds = (end - start) / tokens
+    return list(zip(running[undisturbed].tolist(), seconds[undisturbed].tolist(), strict=True))
 
 
 def to_profile(table: StepTable, engine: Engine, device: str, command: str, date: str) -> Profile:

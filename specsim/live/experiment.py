@@ -21,13 +21,15 @@ from specsim.live.engines import (
     scrape,
     timed_acceptance,
 )
-from specsim.live.load import Drive, Driver, Prompts
+from specsim.live.load import INTERRUPTED, Drive, Driver, Prompts
 from specsim.types import Requests, SpecsimError
 from specsim.workload import ClosedLoop, Poisson
 
 WALL = time.time
 LEAST_ARRIVALS = 20
 """Fewer Poisson arrivals than that span too short a time to tell a throughput."""
+ROOM = 8
+"""Tokens that are left free in an engine's longest request: some put tokens of their own in front."""
 LONGER = 4
 """By how much the second prompt that is timed alone is longer than the first."""
 
@@ -146,6 +148,11 @@ async def run(
             await experiment.run()
         except _Stopped as reason:
             experiment.measured.stopped = str(reason)
+        except asyncio.CancelledError:  # between two loads
+            experiment.measured.stopped = INTERRUPTED
+            current = asyncio.current_task()
+            assert current is not None
+            current.uncancel()
         return _told(experiment.measured)
 
 
@@ -158,6 +165,12 @@ class _Experiment:
 
     async def run(self) -> None:
         plan, measured = self.plan, self.measured
+        most = measured.engine.max_model_len
+        if most is not None and plan.prompt_tokens + plan.output_tokens + ROOM > most:
+            raise SpecsimError(
+                f"--prompt-tokens and --output-tokens: expected less than {most - ROOM} together, the longest request "
+                f"that {measured.engine.name} takes, got {plan.prompt_tokens + plan.output_tokens}"
+            )
         before = await scrape(self.client)
         if before is None and plan.metrics:
             measured.faults.append(
@@ -200,7 +213,9 @@ class _Experiment:
                 repeat.acceptance = await self._acceptance(before, repeat)
         if not plan.known_steps:
             # What an idle engine needs for a prompt, and for a longer one; few tokens of answer.
-            for tokens in (plan.prompt_tokens, LONGER * plan.prompt_tokens):
+            longer = LONGER * plan.prompt_tokens
+            most = self.measured.engine.max_model_len
+            for tokens in dict.fromkeys((plan.prompt_tokens, longer if most is None else min(longer, most - ROOM))):
                 alone = ClosedLoop(1, tokens, 2, measured=max(4, plan.requests // 2))
                 work = drive.closed(alone, number, self.random)
                 await self._keep(f"prompt {tokens}", work, repeat.alone.append)
