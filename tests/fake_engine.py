@@ -73,8 +73,9 @@ class FakeEngine:
     # The engine.
 
     async def _run(self) -> None:
+        await asyncio.sleep(0)  # whoever asks at the moment it wakes is in
         while self.waiting or self.running:
-            await asyncio.sleep(0)  # whoever asks at this moment is in
+            # The next step begins at once: who asks on the answer of the last one has to wait for this one.
             new, self.waiting = self.waiting, []
             prompts = sum(len(r["prompt"]) for r in new)
             decodes = len(self.running) * (1 + self.gamma)

@@ -67,7 +67,7 @@ def test_a_run_from_calibration_to_report(tmp_path, capsys, monkeypatch):
     assert sorted(p.name for p in record.iterdir()) == ["closed-2-r1", "closed-2-r2", "poisson-20-s-r1",
                                                         "poisson-20-s-r2"]  # fmt: skip
     run = read_run(record / "closed-2-r1")
-    assert set(run.requests.output_tokens.tolist()) == {12}
+    assert 9 <= run.requests.output_tokens.min() <= run.requests.output_tokens.max() <= 15
     assert set(run.requests.prompt_tokens.tolist()) == {16}
     assert run.settings.num_blocks == 1001
     # The key was sent, and is nowhere else.

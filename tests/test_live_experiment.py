@@ -122,7 +122,7 @@ def test_prompts_stay_within_what_the_engine_takes():
     measured = experiment(engine, plan)
     assert measured.faults == []
     assert max(len(body["prompt"]) for body in engine.bodies) == 192
-    with pytest.raises(SpecsimError, match=r"expected less than 192 together, .* vLLM 0.99 takes, got 264"):
+    with pytest.raises(SpecsimError, match=r"at most 192 together, .* vLLM 0.99 takes, got 200 and 64"):
         experiment(engine, Plan(prompt_tokens=200))
 
 
@@ -180,7 +180,7 @@ def test_an_engine_that_streams_every_few_steps_is_learned_by_the_step():
     measured = experiment(FakeEngine(jagged, per_chunk=4), plan)
     table = step_table(measured.repeats[0].steps, measured.repeats[0].alone)
     assert table.seconds[1] == pytest.approx(JAGGED[1], rel=0.02)
-    assert table.seconds[3] == pytest.approx(JAGGED[3], rel=0.02)
+    assert table.seconds[3] == pytest.approx(JAGGED[3], rel=0.05)  # a gap of four steps may straddle an end
 
 
 @pytest.mark.parametrize(

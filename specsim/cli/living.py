@@ -66,7 +66,9 @@ def live(
         Path | None, option("--arrivals", help="Also replay recorded arrivals (the first --requests).", panel=LOADS)
     ] = None,
     prompt_tokens: Annotated[int, option("--prompt-tokens", help="Of random ids.", panel=LOADS)] = 64,
-    output_tokens: Annotated[int, option("--output-tokens", help="Of each answer.", panel=LOADS)] = 64,
+    output_tokens: Annotated[
+        int, option("--output-tokens", help="Of an answer, give or take a quarter.", panel=LOADS)
+    ] = 64,
     prompts: Annotated[
         Path | None, option("--prompts", help='JSON lines {"prompt": TEXT or ids} instead, in turn.', panel=LOADS)
     ] = None,

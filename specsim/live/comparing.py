@@ -29,6 +29,8 @@ METRICS = ("throughput", "tpot", "ttft", "speed")
 GATED = ("throughput", "tpot")
 ROUNDS = 20
 """Rounds of all users that a closed loop is simulated for, at least."""
+AT_ONCE = 1e-6
+"""Seconds: the least time of a client between two requests of a user."""
 NOISE = 2.0
 """An error below so many standard deviations of the engine's own runs is not told from noise."""
 
@@ -56,8 +58,13 @@ class Row:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation of the engine's own repetitions, as a share of their mean; None of one."""
-        return deviation(self.measured)
+        """The engine's own run-to-run spread: standard deviation over mean, None of one repetition.
+
+        That of the measurements, or of the predictions where that is larger: those differ by their calibrations
+        alone, which are runs of the engine too.
+        """
+        found = [d for values in (self.measured, self.predicted) if (d := deviation(values)) is not None]
+        return max(found, default=None)
 
     @property
     def bound(self) -> float | None:
@@ -176,15 +183,34 @@ def fixed_length(drafter: Drafter) -> StaticGamma:
 
 
 def workload_of(plan: Plan, name: str, drive: Drive) -> Workload:
-    """What to simulate for a load that was driven: as it was, with the lengths that the server counted."""
+    """What to simulate for a load that was driven: as it was, with the lengths that the server counted.
+
+    A user's next request reaches the engine when the next step is under way: the client's own time decides that.
+    """
     if name.startswith("closed "):
         loop = plan.closed(int(name.removeprefix("closed ")))
         prompt, output = observed(drive.measured)
+        short = any(a.output_tokens != a.order.output_tokens for a in drive.measured)
         rounds = max(ROUNDS, loop.num_measured // loop.concurrency)
-        return replace(loop, prompt_tokens=_law(prompt), output_tokens=_law(output), measured=rounds * loop.concurrency)
+        return replace(
+            loop,
+            prompt_tokens=_law(prompt),
+            output_tokens=_law(output) if short else loop.output_tokens,
+            measured=rounds * loop.concurrency,
+            think_s=turnaround(drive),
+        )
     requests = plan.arrivals if name == "arrivals" else plan.open()
     assert requests is not None
     return Arrivals(_as_counted(requests, drive), name)
+
+
+def turnaround(drive: Drive) -> float:
+    """Seconds (median) from an answer's end to its user's next request; more than none."""
+    ends = np.sort([a.finish for a in drive.answers if a.finish is not None])
+    sent = np.array([a.sent for a in drive.answers[drive.first :]])
+    before = np.searchsorted(ends, sent, "right")
+    gaps = sent[before > 0] - ends[before[before > 0] - 1]
+    return max(AT_ONCE, float(np.median(gaps))) if len(gaps) else AT_ONCE
 
 
 def _law(tokens: Ints) -> Lengths:

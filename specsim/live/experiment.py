@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from specsim.importers.evidence import Evidence
+from specsim.lengths import Lengths, Quantiles
 from specsim.live.client import Target, open_client
 from specsim.live.engines import (
     Engine,
@@ -26,6 +27,9 @@ from specsim.types import Requests, SpecsimError
 from specsim.workload import ClosedLoop, Poisson
 
 WALL = time.time
+MIXED = 0.25
+"""Share by which answers differ in length. Equal ones would march in step, all prompts in one step, and whether one of
+them comes a millisecond late would change the whole load: in practice they do not, so neither side should."""
 LEAST_ARRIVALS = 20
 """Fewer Poisson arrivals than that span too short a time to tell a throughput."""
 ROOM = 8
@@ -61,15 +65,20 @@ class Plan:
     def closed(self, users: int) -> ClosedLoop:
         """The closed loop of so many users."""
         rounds = max(2, math.ceil(self.requests / users))
-        return ClosedLoop(users, self.prompt_tokens, self.output_tokens, measured=rounds * users)
+        return ClosedLoop(users, self.prompt_tokens, self.answers, measured=rounds * users)
+
+    @property
+    def answers(self) -> Lengths:
+        """The law of the answers' lengths: evenly, MIXED more or less than ``output_tokens``."""
+        low, high = (max(2, round(self.output_tokens * (1 + sign * MIXED))) for sign in (-1, 1))
+        return Quantiles((0.0, 1.0), (low, high))
 
     def open(self) -> Requests | None:
         """The Poisson arrivals: the same in every repetition, so that their spread is the engine's own."""
         if self.poisson is None:
             return None
-        return Poisson(
-            self.poisson, max(LEAST_ARRIVALS, self.requests), self.prompt_tokens, self.output_tokens
-        ).requests(0)
+        count = max(LEAST_ARRIVALS, self.requests)
+        return Poisson(self.poisson, count, self.prompt_tokens, self.answers).requests(0)
 
 
 @dataclass
@@ -166,10 +175,10 @@ class _Experiment:
     async def run(self) -> None:
         plan, measured = self.plan, self.measured
         most = measured.engine.max_model_len
-        if most is not None and plan.prompt_tokens + plan.output_tokens + ROOM > most:
+        if most is not None and plan.prompt_tokens + round((1 + MIXED) * plan.output_tokens) + ROOM > most:
             raise SpecsimError(
-                f"--prompt-tokens and --output-tokens: expected less than {most - ROOM} together, the longest request "
-                f"that {measured.engine.name} takes, got {plan.prompt_tokens + plan.output_tokens}"
+                f"--prompt-tokens and 1.25 times --output-tokens: expected at most {most - ROOM} together, the longest "
+                f"request that {measured.engine.name} takes, got {plan.prompt_tokens} and {plan.output_tokens}"
             )
         before = await scrape(self.client)
         if before is None and plan.metrics:
