@@ -55,6 +55,7 @@ class FakeEngine:
         self.refuse: Callable[[int], int | None] = lambda i: None  # an HTTP status for request i
         self.break_at: Callable[[int, int], str | None] = lambda i, token: None  # stall, cut, garbage, error
         self.short_by = 0
+        self.says = "busy"  # when it refuses
         self.metrics = True
         self.longest = 4096
         self.usage = True
@@ -205,7 +206,7 @@ class FakeTransport(httpx.AsyncBaseTransport):
         if status == -1:
             raise httpx.ConnectError("refused")
         if status != 200:
-            return httpx.Response(status, text="busy")
+            return httpx.Response(status, text=self.engine.says)
         return httpx.Response(200, stream=_Stream(self.engine.events(body)))
 
 
@@ -269,7 +270,7 @@ class Server:
             body = json.loads(raw)
             status = self.engine.take(body, headers)
             if status != 200:
-                await self._say(writer, status, "busy")
+                await self._say(writer, status, self.engine.says)
                 return
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
             events = self.engine.events(body)

@@ -20,6 +20,8 @@ from fake_engine import FakeEngine, serve
 from specsim.cli import main
 from specsim.hardware import load_profile, save_profile
 from specsim.importers.recorded import read_run
+from specsim.request_table import write_requests
+from specsim.workload import Poisson
 
 QUICK = ["--calibrate", "1,2", "--check", "2", "--prompt-tokens", "16", "--output-tokens", "12", "--requests", "4",
          "--repeat", "1"]  # fmt: skip
@@ -59,7 +61,7 @@ def test_a_run_from_calibration_to_report(tmp_path, capsys, monkeypatch):
         "kv_tokens": 16000, "speculation": None, "settings": None,
     }  # fmt: skip
     assert {row["metric"] for row in data["rows"]} == {"throughput", "tpot", "ttft", "speed"}
-    assert all(len(row["measured_each"]) == 2 and row["measured_ci"] > 0 for row in data["rows"])
+    assert all(len(row["measured_each"]) == 2 and row["measured_ci"] is not None for row in data["rows"])
     assert (data["faults"], data["stopped"]) == ([], None)
     assert load_profile(out / "profile.json").verify.range == (1, 64)
     assert (out / "live.png").stat().st_size > 10_000
@@ -188,6 +190,24 @@ def test_an_engine_that_speculates_is_predicted_from_its_counters(tmp_path, caps
         assert "error: llama.cpp b1 speculates: expected what drafting costs" in capsys.readouterr().err
         assert live("--url", server.url, *QUICK) == 2
         assert "error: llama.cpp b1 speculates: its steps are learned without" in capsys.readouterr().err
+
+
+def test_a_trace_says_how_it_speculates_and_arrivals_are_replayed(tmp_path, capsys):
+    profile, arrivals, path = (tmp_path / name for name in ("steps.json", "arrivals.parquet", "live.json"))
+    verify = {"type": "table1d", "tokens": [1, 64], "seconds": [0.0025, 0.034], "below": "linear"}
+    save_profile(make_profile(verify=verify, draft=None, kind="measured"), profile)
+    write_requests(arrivals, Poisson(30, 30, 16, 12).requests(0))
+    engine = FakeEngine(step, gamma=1, accept=lambda cycle: cycle % 10 < 8)
+    with serve(engine) as server:
+        code = live("--url", server.url, *QUICK, "--profile", profile, "--draft-ms", 0, "--trace", "traces/mtp1.json",
+                    "--scheduler", "MTP1", "--arrivals", arrivals, "--requests", 25, "--json", path)  # fmt: skip
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert "verification: MTP1()" in printed.out
+    data = json.loads(path.read_text())
+    assert [load["name"] for load in data["loads"]] == ["warm-up", "closed 2", "arrivals"]  # nothing to learn
+    assert data["loads"][-1]["counts"] == {"sent": 25, "answered": 25}
+    assert {row["load"] for row in data["rows"]} == {"closed 2", "arrivals"}
 
 
 @pytest.mark.parametrize(

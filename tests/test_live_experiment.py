@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_a_jagged_step_cost_is_learned_whole_and_predicts_the_loads_between():
     assert table.seconds == pytest.approx({n: JAGGED[n] for n in range(1, 9)})
     assert table.prompts == pytest.approx({64: jagged(0, 64), 256: jagged(0, 256)})
     models = {n: Model(profile_of(measured, n), measured.engine) for n in range(2)}
-    rows, _ = compare(measured, plan, models, {"throughput": 0.02})
+    rows = compare(measured, plan, models, {"throughput": 0.02}).rows
     found = rows_by_name(rows)
     assert [load for load, metric in found if metric == "tpot"] == ["closed 2", "closed 4", "closed 6", "poisson 0.3/s"]
     for (load, metric), row in found.items():
@@ -90,7 +91,7 @@ def test_acceptance_is_counted_and_predicts_speculation():
         drafter = drafter_of(evidence, draft_cost(None, 4.0, plan.check), ("draft", "tiny"))
         assert drafter.gamma == 2
         model = Model(profile, measured.engine, fixed_length(drafter), drafter)
-        rows, _ = compare(measured, plan, dict.fromkeys(range(2), model), {})
+        rows = compare(measured, plan, dict.fromkeys(range(2), model), {}).rows
         found = rows_by_name(rows)
         for users in (1, 2):
             assert abs(found[f"closed {users}", "throughput"].error) < 0.04, (kind, users)
@@ -163,7 +164,7 @@ def test_a_server_that_dies_leaves_the_repetitions_before():
     [line] = measured.faults
     assert line.startswith(f"no connection: {counts['no connection']} of {counts['sent']} requests, first in ")
     models = {n: Model(profile_of(measured, n), measured.engine) for n in range(2)}
-    rows, _ = compare(measured, plan, models, {})
+    rows = compare(measured, plan, models, {}).rows
     assert len(rows_by_name(rows)["closed 2", "throughput"].measured) == 2
 
 
@@ -171,7 +172,7 @@ def test_short_answers_are_predicted_as_short_as_they_were():
     plan = Plan(calibrate=(1, 3), check=(2,), repeat=1, prompt_tokens=64, output_tokens=32)
     measured = experiment(FakeEngine(jagged, short_by=12), plan)
     assert [line.partition(":")[0] for line in measured.faults] == ["fewer tokens than asked"]
-    rows, _ = compare(measured, plan, {0: Model(profile_of(measured), measured.engine)}, {})
+    rows = compare(measured, plan, {0: Model(profile_of(measured), measured.engine)}, {}).rows
     assert abs(rows_by_name(rows)["closed 2", "throughput"].error) < 0.02
 
 
@@ -209,6 +210,18 @@ def test_what_cannot_be_asked_is_refused():
     main = run(Target("http://127.0.0.1:1", ""), plan, model="big", transport=FakeTransport(FakeEngine(jagged)))
     with pytest.raises(SpecsimError, match=r"'big' is not served at .*, expected one of tiny"):
         virtual(main)
+
+
+def test_a_load_that_cannot_be_simulated_is_told_of_and_takes_nothing_from_the_others():
+    plan = Plan(calibrate=(1, 3), check=(2,), poisson=0.3, repeat=1)
+    measured = experiment(FakeEngine(jagged), plan)
+    model = Model(profile_of(measured), measured.engine, max_num_batched_tokens=1)
+    small = replace(model, profile=model.profile.model_copy(update={"kv_tokens": 100}))
+    compared = compare(measured, plan, {0: small}, {})
+    assert compared.rows == []
+    assert [line.partition(": request")[0] for line in compared.problems] == [
+        "prediction of closed 2", "prediction of poisson 0.3/s",
+    ]  # fmt: skip
 
 
 def test_noise_of_the_engine_is_not_called_error():

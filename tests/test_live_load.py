@@ -126,6 +126,11 @@ def test_each_fault_is_counted_by_its_kind(faults: dict[str, Any], kind: str):
     assert found.stopped is None
 
 
+def test_a_server_that_repeats_the_key_does_not_get_it_printed():
+    found = drive(FakeEngine(steps, refuse=lambda i: 401, says="unknown key sk-1234"), closed(1, 2), key="sk-1234")
+    assert found.faults()["HTTP 401"][1] == "unknown key (key)"
+
+
 def test_an_answer_that_never_begins_is_given_up():
     engine = FakeEngine(lambda decodes, prompt: 100.0)
     found = drive(engine, closed(1, 1), timeout=5.0)

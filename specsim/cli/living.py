@@ -174,9 +174,10 @@ def live(
         found = None if steps is None else comparing.model_of(measured, number, steps, told)
         if found is not None:
             models[number] = found
-    rows, outside = comparing.compare(measured, plan, models, gates)
-    notes += living_report.caveats(measured, plan, outside, known)
-    report = living_report.Report(measured, plan, models, rows, notes, gates)
+    compared = comparing.compare(measured, plan, models, gates)
+    measured.faults += compared.problems
+    notes += living_report.caveats(measured, plan, compared.extrapolated, known)
+    report = living_report.Report(measured, plan, models, compared.rows, notes, gates)
     living_report.show_all(report)
     if learned is not None and known is None and models:
         save_profile(models[max(models)].profile, learned)

@@ -154,7 +154,7 @@ def end(report: Report) -> None:
     measured = report.measured
     if measured.stopped is not None and measured.stopped.endswith("interrupted"):
         raise typer.Exit(INTERRUPTED)
-    if broken or measured.faults or measured.stopped is not None:
+    if broken or measured.faults or measured.stopped is not None or not report.rows:
         raise typer.Exit(1)
 
 

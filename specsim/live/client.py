@@ -153,9 +153,9 @@ async def ask(client: httpx.AsyncClient, target: Target, answer: Answer) -> None
             async with client.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode("utf-8", "replace")
-                    _fail(answer, f"HTTP {response.status_code}", text)
+                    _fail(answer, f"HTTP {response.status_code}", _without(target.key, text))
                     return
-                reader = _Reader(answer)
+                reader = _Reader(answer, target.key)
                 async for line in response.aiter_lines():
                     now = clock()
                     limit.reschedule(now + target.timeout)
@@ -176,6 +176,11 @@ async def ask(client: httpx.AsyncClient, target: Target, answer: Answer) -> None
         raise
 
 
+def _without(key: str | None, text: str) -> str:
+    """``text`` without the key, which a server may repeat in its complaint about it."""
+    return text.replace(key, "(key)") if key else text
+
+
 def _fail(answer: Answer, fault: str, detail: str) -> None:
     answer.fault, answer.detail = fault, " ".join(detail.split())[:LONGEST_DETAIL]
     answer.finish = None
@@ -184,8 +189,8 @@ def _fail(answer: Answer, fault: str, detail: str) -> None:
 class _Reader:
     """Server-sent events, line by line, into an Answer."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
+    def __init__(self, answer: Answer, key: str | None) -> None:
+        self.answer, self.key = answer, key
         self.finished = self.closed = False
         self.usage: Mapping[str, Any] = {}
 
@@ -209,7 +214,7 @@ class _Reader:
             _fail(answer, "malformed stream", f"{error}: {data[:60]!r}")
             return False
         if event.get("error"):
-            _fail(answer, "error in the stream", json.dumps(event["error"]))
+            _fail(answer, "error in the stream", _without(self.key, json.dumps(event["error"])))
             return False
         choices = event.get("choices")
         if isinstance(choices, list) and choices and isinstance(choices[0], dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from specsim.live.load import Drive, latencies, observed
 from specsim.metrics import request_metrics
 from specsim.rules import VLLM
 from specsim.schedulers import NoSpec, StaticGamma
-from specsim.types import Ints, Requests
+from specsim.types import Ints, Requests, SpecsimError
 from specsim.workload import Arrivals, Workload
 
 METRICS = ("throughput", "tpot", "ttft", "speed")
@@ -226,17 +226,23 @@ def _as_counted(requests: Requests, drive: Drive) -> Requests:
     return replace(requests, prompt_tokens=prompt, output_tokens=np.maximum(output, 1))
 
 
-def compare(
-    measured: Measured, plan: Plan, models: Mapping[int, Model], gates: Mapping[str, float]
-) -> tuple[list[Row], int]:
-    """A row for each metric of each load that was measured, and the extrapolated steps of their predictions.
+@dataclass
+class Compared:
+    """Rows of all loads, how many simulated steps were ``extrapolated``, and which loads could not be predicted."""
 
-    ``models``: what predicts each repetition, by its number. Loads that were not measured to the end are left out.
+    rows: list[Row] = field(default_factory=list)
+    extrapolated: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def compare(measured: Measured, plan: Plan, models: Mapping[int, Model], gates: Mapping[str, float]) -> Compared:
+    """A row for each metric of each load that was measured.
+
+    ``models``: what predicts each repetition, by its number. Loads that were not measured to the end are left out; a
+    load that cannot be simulated is told of, and takes nothing from the others.
     """
-    rows: list[Row] = []
-    outside = 0
-    names = dict.fromkeys(name for repeat in measured.repeats for name in repeat.checks)
-    for name in names:
+    compared = Compared()
+    for name in dict.fromkeys(name for repeat in measured.repeats for name in repeat.checks):
         found: list[Numbers] = []
         ours: list[Numbers] = []
         for number, repeat in enumerate(measured.repeats):
@@ -244,13 +250,17 @@ def compare(
             numbers = None if drive is None or drive.stopped is not None else measured_numbers(drive)
             if drive is None or numbers is None or number not in models:
                 continue
+            try:
+                predicted, extrapolated = models[number].predict(workload_of(plan, name, drive), number)
+            except SpecsimError as error:
+                compared.problems.append(f"prediction of {name}: {error}")
+                break
             found.append(numbers)
-            predicted, extrapolated = models[number].predict(workload_of(plan, name, drive), number)
             ours.append(predicted)
-            outside += extrapolated
+            compared.extrapolated += extrapolated
         users = float(name.removeprefix("closed ")) if name.startswith("closed ") else math.nan
-        rows += rows_of(name, users, found, ours, gates)
-    return rows, outside
+        compared.rows += rows_of(name, users, found, ours, gates)
+    return compared
 
 
 def rows_of(
