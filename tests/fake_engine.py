@@ -164,13 +164,21 @@ class FakeEngine:
             }  # fmt: skip
         if self.kind == "sglang":
             pages["/server_info"] = {"version": "0.5", "max_running_requests": 32, "chunked_prefill_size": 4096}
+            if self.gamma:
+                pages["/server_info"] |= {
+                    "speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": self.gamma + 1,
+                }  # fmt: skip
         if path == "/metrics" and self.metrics:
             return 200, self._metrics()
         return (200, json.dumps(pages[path])) if path in pages else (404, "no such page")
 
     def _metrics(self) -> str:
         lines = ['vllm:cache_config_info{block_size="16",num_gpu_blocks="1001"} 1.0'] * (self.kind == "vllm")
-        if self.gamma:
+        if self.gamma and self.kind == "sglang":
+            lines.append(
+                f'sglang:spec_accept_length{{model_name="tiny"}} {1 + sum(self.accepted) / max(1, self.drafts)}'
+            )
+        elif self.gamma:
             name = f"{self.kind}:spec_decode_num_"
             lines += [
                 f"{name}drafts_total {self.drafts}", f"{name}draft_tokens_total {self.drafted}",

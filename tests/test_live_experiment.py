@@ -83,7 +83,7 @@ def test_acceptance_is_counted_and_predicts_speculation():
 
     plan = Plan(calibrate=(1,), check=(1, 2), prompt_tokens=64, output_tokens=48, repeat=2, requests=32,
                 known_steps=True, known_draft=True)  # fmt: skip
-    for kind in ("vllm", "llamacpp", "specsim"):
+    for kind in ("vllm", "llamacpp", "specsim", "sglang"):
         measured = experiment(speculating(kind), plan)
         assert measured.speculates
         evidence = [r.acceptance for r in measured.repeats if r.acceptance is not None]
@@ -94,8 +94,10 @@ def test_acceptance_is_counted_and_predicts_speculation():
         rows = compare(measured, plan, dict.fromkeys(range(2), model), {}).rows
         found = rows_by_name(rows)
         for users in (1, 2):
-            assert abs(found[f"closed {users}", "throughput"].error) < 0.04, (kind, users)
-            assert abs(found[f"closed {users}", "tpot"].error) < 0.04
+            # SGLang is simulated as it schedules, prompts in steps of their own; the fake one mixes them.
+            off = 0.08 if kind == "sglang" else 0.04
+            assert abs(found[f"closed {users}", "throughput"].error) < off, (kind, users)
+            assert abs(found[f"closed {users}", "tpot"].error) < off
 
 
 def test_acceptance_is_read_from_timings_where_there_are_no_counters():

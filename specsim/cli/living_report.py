@@ -13,6 +13,7 @@ import typer
 
 from specsim.cli import show
 from specsim.hardware import Profile
+from specsim.importers.evidence import ONE_MEAN
 from specsim.types import SpecsimError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ UNITS = {
     "speed": ("tok/s/user", 1.0),
 }
 INTERRUPTED = 130
+SHORT_DRAFTS = "Drafts held"
+"""How the note of drafts begins that are shorter than whole blocks."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ def caveats(measured: Measured, plan: Plan, outside: int, known: Profile | None)
         notes.append(f"{counted} answers told no usage: their chunks were counted as tokens")
     if outside:
         notes.append(f"{outside:,} simulated steps were priced beyond what was measured, along the last slope")
+    told = [r.acceptance for r in measured.repeats if r.acceptance is not None]
+    notes += dict.fromkeys(note for e in told for note in e.notes if note == ONE_MEAN or note.startswith(SHORT_DRAFTS))
     if known is None:
         most = max(plan.calibrate)
         for name in dict.fromkeys(name for repeat in measured.repeats for name in repeat.checks):
@@ -91,6 +96,7 @@ def _table(title: str, rows: Sequence[Row]) -> Any:
         cells: list[Any] = [row.load if row.load != load else "", name]
         for values in (row.measured, row.predicted):
             half = half_interval(values)
+            half = 0.0 if half is not None and half < 1e-9 * float(np.mean(values)) else half
             cells += [unit * float(np.mean(values)), None if half is None else show.number(unit * half, 2)]
         cells += [f"{100 * row.error:+.1f}", *(_percent(share) for share in (row.spread, row.bound))]
         lines.append([cell if cell is not None else "–" for cell in cells])
@@ -108,7 +114,7 @@ def _learned(report: Report) -> list[str]:
     if report.models:
         model = report.models[max(report.models)]
         verify: Any = model.profile.verify
-        if model.profile.name.startswith("live-"):
+        if not report.plan.known_steps:
             most = max(report.plan.calibrate)
             points = list(zip(verify.tokens, verify.seconds, strict=True))
             steps = ", ".join(f"{n}: {1e3 * s:.3g}" for n, s in points if n <= most)

@@ -12,7 +12,7 @@ import httpx
 
 from specsim.importers.counters import COUNTER, read_metrics
 from specsim.importers.evidence import Ask, Evidence
-from specsim.importers.rates import read_llamacpp
+from specsim.importers.rates import mean_only, read_llamacpp
 from specsim.live.client import Answer
 from specsim.types import SpecsimError
 
@@ -184,6 +184,15 @@ def timed_acceptance(answers: Sequence[Answer]) -> tuple[Evidence, int] | None:
     gamma = max(1, round(sum(r["draft_n"] for r in rows) / cycles + 0.499))
     text = "\n".join(json.dumps({"timings": row}) for row in rows)
     return read_llamacpp("timings", text, Ask(gamma=gamma)), gamma
+
+
+def gauged_acceptance(text: str | None, engine: Engine) -> Evidence | None:
+    """What SGLang's one mean, ``sglang:spec_accept_length``, tells; None where it or the block's length is not told."""
+    found = re.search(r"^sglang:spec_accept_length(?:\{[^}]*\})? ([0-9.e+-]+)$", text or "", re.MULTILINE)
+    width = _count(engine.settings.get("speculative_num_draft_tokens"))
+    if found is None or width is None or width < 2:
+        return None
+    return mean_only("accepted length of SGLang", min(max(float(found[1]), 1.0), float(width)), width - 1)
 
 
 async def _get(client: httpx.AsyncClient, path: str) -> httpx.Response | None:
