@@ -55,6 +55,7 @@ class FakeEngine:
         self.refuse: Callable[[int], int | None] = lambda i: None  # an HTTP status for request i
         self.break_at: Callable[[int, int], str | None] = lambda i, token: None  # stall, cut, garbage, error
         self.short_by = 0
+        self.mute_end = False  # the last token is no text
         self.says = "busy"  # when it refuses
         self.metrics = True
         self.longest = 4096
@@ -128,7 +129,8 @@ class FakeEngine:
                 elif fault == "error":
                     yield b'data: {"error": {"message": "out of memory"}}\n\n'
                 reason = "length" if sent == total else None
-                choice = {"index": 0, "text": " a", "finish_reason": reason if self.kind != "llamacpp" else None}
+                text = "" if reason and self.mute_end else " a"
+                choice = {"index": 0, "text": text, "finish_reason": reason if self.kind != "llamacpp" else None}
                 yield _event({"choices": [choice]})
             last: dict[str, Any] = {"choices": []}
             if self.kind == "llamacpp":

@@ -98,6 +98,12 @@ def test_chunks_are_counted_where_no_usage_is_told():
     assert all(a.counted and a.output_tokens == 9 and a.prompt_tokens == 64 for a in found.measured)
 
 
+def test_a_last_token_without_text_took_its_step_too():
+    found = drive(FakeEngine(steps, mute_end=True), closed(1, 2))
+    assert [len(a.chunks) for a in found.measured] == [9, 9]
+    assert latencies(found)[1] == pytest.approx(STEP)
+
+
 def test_llamacpp_ends_with_a_chunk_that_holds_no_token():
     found = drive(FakeEngine(steps, "llamacpp", usage=False), closed(1, 2))
     assert [a.output_tokens for a in found.measured] == [9, 9]

@@ -75,7 +75,7 @@ def live(
     temperature: Annotated[float, option("--temperature", help="Of sampling.", panel=LOADS)] = 0.0,
     requests: Annotated[int, option("--requests", help="Measured in each load, at least.", panel=LOADS)] = 16,
     repeat: Annotated[int, option("--repeat", help="Repetitions of all loads, interleaved.", panel=LOADS)] = 3,
-    max_seconds: Annotated[float, option("--max-seconds", help="For all of it.", panel=LOADS)] = 900.0,
+    max_seconds: Annotated[float, option("--max-seconds", help="For all of it.", panel=LOADS)] = 1800.0,
     profile: Annotated[
         Path | None, option("--profile", help="Its step cost, instead of a calibration.", panel=KNOWN)
     ] = None,

@@ -227,8 +227,13 @@ class _Reader:
 
     def _tokens(self, choice: Mapping[str, Any], now: float) -> None:
         answer, ended = self.answer, bool(choice.get("finish_reason"))
-        # llama.cpp ends with a chunk of no text, which holds no token; a text may be empty in the middle of a letter.
-        if not (ended and not choice.get("text") and answer.chunks):
+        if ended and not choice.get("text") and answer.chunks:
+            # llama.cpp ends with a chunk that holds no token, on the heels of the last one; elsewhere an empty text is
+            # a token too, one without a letter of its own, and comes a step later.
+            usual = (answer.chunks[-1] - answer.chunks[0]) / max(1, len(answer.chunks) - 1)
+            if now - answer.chunks[-1] > usual / 2:
+                answer.chunks.append(now)
+        else:
             answer.chunks.append(now)
         self.finished |= ended
 
