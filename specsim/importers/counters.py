@@ -1,6 +1,6 @@
 """Acceptance that engines count while they serve: Prometheus counters, and the lines they log.
 
-vLLM, llama.cpp and specsim's reference engine export the same four counters under their own prefix:
+vLLM, llama.cpp and our reference engine export the same four counters under their own prefix,
 ``…:spec_decode_num_drafts_total``, ``_num_draft_tokens_total``, ``_num_accepted_tokens_total`` and
 ``_num_accepted_tokens_per_pos_total{position}`` (0-based, unconditional). vLLM also logs them for every interval.
 """
