@@ -55,6 +55,7 @@ class FakeEngine:
         self.refuse: Callable[[int], int | None] = lambda i: None  # an HTTP status for request i
         self.break_at: Callable[[int, int], str | None] = lambda i, token: None  # stall, cut, garbage, error
         self.short_by = 0
+        self.positions = 0  # that it has counters for, where those are more than it verifies
         self.mute_end = False  # the last token is no text
         self.says = "busy"  # when it refuses
         self.metrics = True
@@ -186,7 +187,7 @@ class FakeEngine:
                 f"{name}drafts_total {self.drafts}", f"{name}draft_tokens_total {self.drafted}",
                 f"{name}accepted_tokens_total {sum(self.accepted)}",
             ]  # fmt: skip
-            for k in range(self.gamma):
+            for k in range(max(self.gamma, self.positions)):
                 lines.append(f'{name}accepted_tokens_per_pos_total{{position="{k}"}} {self.accepted[k]}')
         return "\n".join(lines) + "\n"
 

@@ -16,8 +16,9 @@ from fake_engine import FakeEngine, FakeTransport, virtual
 from specsim.hardware import Profile
 from specsim.live.calibrating import draft_cost, step_table, to_profile
 from specsim.live.client import Target
-from specsim.live.comparing import Model, Row, compare, drafter_of, fixed_length
+from specsim.live.comparing import Model, Row, Told, compare, drafter_of, fixed_length, model_of
 from specsim.live.experiment import Measured, Plan, run
+from specsim.schedulers import StaticGamma
 from specsim.types import SpecsimError
 
 JAGGED = {0: 0.0, 1: 0.020, 2: 0.031, 3: 0.033, 4: 0.052, 5: 0.060, 6: 0.061, 7: 0.066, 8: 0.050}
@@ -98,6 +99,17 @@ def test_acceptance_is_counted_and_predicts_speculation():
             off = 0.08 if kind == "sglang" else 0.04
             assert abs(found[f"closed {users}", "throughput"].error) < off, (kind, users)
             assert abs(found[f"closed {users}", "tpot"].error) < off
+
+
+def test_blocks_that_are_verified_in_part_are_predicted_so():
+    engine = FakeEngine(jagged, "specsim", gamma=2, positions=7, accept=lambda cycle: (2, 1, 0)[cycle % 3])
+    measured = experiment(engine, Plan(calibrate=(1,), check=(), repeat=1, known_steps=True, known_draft=True))
+    assert measured.repeats[0].draft_length == 2
+    profile = profile_of(experiment(FakeEngine(jagged), Plan(repeat=1)))
+    model = model_of(measured, 0, profile, Told(cost=draft_cost(None, 0.0, (1,))))
+    assert model is not None
+    assert model.drafter is not None
+    assert (model.drafter.gamma, model.scheduler) == (7, StaticGamma(2))
 
 
 def test_acceptance_is_read_from_timings_where_there_are_no_counters():

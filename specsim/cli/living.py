@@ -83,7 +83,7 @@ def live(
         Path | None, option("--trace", help="Its drafter's trace, instead of counters.", panel=KNOWN)
     ] = None,
     scheduler: Annotated[
-        str | None, option("--scheduler", "-s", help="Its verification (default: whole blocks).", panel=KNOWN)
+        str | None, option("--scheduler", "-s", help="Its verification (default: lengths as counted).", panel=KNOWN)
     ] = None,
     draft_ms: Annotated[float | None, option("--draft-ms", help="What drafting adds to a step.", panel=KNOWN)] = None,
     draft_profile: Annotated[
@@ -132,7 +132,7 @@ def live(
             check_folder(folder)
     check_output("--json", json)
     if scheduler is not None and trace is None:
-        raise SpecsimError("--scheduler: expected --trace too; without both, whole blocks are verified as counted")
+        raise SpecsimError("--scheduler: expected --trace too; without both, blocks are verified as counted")
     if (trace is not None or from_results) and profile is None:
         raise SpecsimError("--profile: expected the engine's step cost, learned without speculation, beside --trace or "
                            "--from-results")  # fmt: skip

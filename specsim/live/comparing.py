@@ -164,7 +164,7 @@ def model_of(measured: Measured, number: int, profile: Profile, told: Told) -> M
         if acceptance is None:
             return None
         drafter = drafter_of([acceptance], told.cost, ("counted", measured.engine.model))
-        scheduler = fixed_length(drafter)
+        scheduler = fixed_length(drafter, measured.repeats[number].draft_length)
     return Model(profile, measured.engine, scheduler, drafter, told.max_num_seqs, told.max_num_batched_tokens)
 
 
@@ -177,9 +177,9 @@ def drafter_of(evidence: Sequence[Evidence], cost: DraftCost | None, names: tupl
     return Drafter(synthetic, synthetic.gamma, cost, name=synthetic.drafter)
 
 
-def fixed_length(drafter: Drafter) -> StaticGamma:
-    """The verification of an engine that says nothing else: every block whole."""
-    return StaticGamma(drafter.gamma)
+def fixed_length(drafter: Drafter, counted: float | None = None) -> StaticGamma:
+    """The verification of an engine that says nothing else: as much of every block as was ``counted``, or all."""
+    return StaticGamma(drafter.gamma if counted is None else min(drafter.gamma, max(1, round(counted))))
 
 
 def workload_of(plan: Plan, name: str, drive: Drive) -> Workload:

@@ -158,8 +158,19 @@ async def scrape(client: httpx.AsyncClient) -> str | None:
 
 def drafts_counted(text: str | None) -> float:
     """Drafts that a scrape has counted so far; 0 where it counts none."""
-    found = re.findall(r"^\w+:spec_decode_num_drafts(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)", text or "", re.MULTILINE)
-    return sum(float(value) for value in found)
+    return _counted(text, "drafts")
+
+
+def draft_length(before: str, after: str) -> float | None:
+    """Draft tokens verified a draft between two scrapes, on average; None without drafts."""
+    drafts, tokens = (_counted(after, name) - _counted(before, name) for name in ("drafts", "draft_tokens"))
+    return tokens / drafts if drafts > 0 and tokens > 0 else None
+
+
+def _counted(text: str | None, name: str) -> float:
+    """The sum of a counter over all its labels."""
+    pattern = rf"^\w+:spec_decode_num_{name}(?:_total)?(?:\{{[^}}]*\}})? ([0-9.e+]+)"
+    return sum(float(value) for value in re.findall(pattern, text or "", re.MULTILINE))
 
 
 def has_counters(text: str | None) -> bool:

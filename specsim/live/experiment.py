@@ -17,6 +17,7 @@ from specsim.live.engines import (
     Engine,
     counted_acceptance,
     detect,
+    draft_length,
     drafts_counted,
     gauged_acceptance,
     has_counters,
@@ -86,13 +87,15 @@ class Plan:
 class Repeat:
     """The loads of one repetition: ``steps`` and ``alone`` to learn from, ``checks`` by name to compare with.
 
-    ``acceptance``: what was counted while the loads of ``steps`` ran; None where nothing was.
+    ``acceptance``: what was counted while the loads of ``steps`` ran, and ``draft_length`` how many tokens of a block
+    were verified; None where nothing was.
     """
 
     steps: list[Drive] = field(default_factory=list)
     alone: list[Drive] = field(default_factory=list)
     checks: dict[str, Drive] = field(default_factory=dict)
     acceptance: Evidence | None = None
+    draft_length: float | None = None
 
     @property
     def drives(self) -> list[Drive]:
@@ -236,6 +239,7 @@ class _Experiment:
         after = await scrape(self.client)
         if before is not None and after is not None and has_counters(after):
             try:
+                repeat.draft_length = draft_length(before, after)
                 return counted_acceptance(before, after)
             except SpecsimError as error:
                 self.measured.faults.append(f"metrics: {error}")
