@@ -159,7 +159,7 @@ def parse_gates(latencies: Mapping[str, str | None], texts: Iterable[str]) -> tu
     options: dict[str, str] = {}
     for metric, text in latencies.items():
         if text is not None:
-            bound = _share(f"--max-{metric}-error", text)
+            bound = parse_share(f"--max-{metric}-error", text)
             gates |= {f"{metric}.{stat}": bound for stat in GATED}
             options |= {f"{metric}.{stat}": f"--max-{metric}-error" for stat in GATED}
     known = [f"{metric}.{stat}" for metric in LATENCIES for stat in STATISTICS]
@@ -171,12 +171,13 @@ def parse_gates(latencies: Mapping[str, str | None], texts: Iterable[str]) -> tu
             raise SpecsimError(f"--max-error: expected METRIC.STAT=SHARE such as tpot.p90=3%, got {text!r}")
         if name not in known:
             raise SpecsimError(f"--max-error: {name!r} is not one of {', '.join(known)}")
-        gates[name] = _share(f"--max-error {name}", bound_text)
+        gates[name] = parse_share(f"--max-error {name}", bound_text)
         options[name] = "--max-error"
     return gates, options
 
 
-def _share(option: str, text: str) -> float:
+def parse_share(option: str, text: str) -> float:
+    """A share from "3%" or "0.03"; SpecsimError, in the option's name, for anything else."""
     percent = text.strip().endswith("%")
     try:
         share = float(text.strip().removesuffix("%")) / (100 if percent else 1)

@@ -21,7 +21,7 @@ FLOORS = {
     "importers": 2, "views": 2, "schedulers": 2, "trace_calibration": 2, "trace_stats": 2, "step_fit": 2,
     "ledger": 3, "batch": 3, "feeds": 3, "replica": 3, "stepping": 3, "routing": 3, "engine": 3, "marginal": 3,
     "metrics": 4, "pareto": 4, "sweep": 4, "replay": 4, "validate": 4, "plan": 4, "compare": 4, "audit": 4,
-    "plots": 5, "plots_trace": 5, "plots_profile": 5, "plots_validate": 5,
+    "plots": 5, "plots_trace": 5, "plots_profile": 5, "plots_validate": 5, "plots_live": 5,
     "report": 5, "drafters": 5, "measure": 5, "live": 5,
     "cli": TOP, "__main__": TOP,
 }  # fmt: skip
@@ -114,7 +114,14 @@ def test_the_package_takes_in_plots_only_when_asked():
     eager |= {f"specsim.{a.name}" for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
     eager |= {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     assert "specsim.engine" in eager
-    assert not eager & {"specsim.plots", "specsim.report", "specsim.cli", "specsim.drafters", "matplotlib"}
+    assert not eager & {
+        "specsim.plots",
+        "specsim.report",
+        "specsim.cli",
+        "specsim.drafters",
+        "specsim.live",
+        "matplotlib",
+    }
 
 
 def test_the_walk_sees_every_form_of_import(tmp_path):
@@ -134,7 +141,7 @@ def test_importing_specsim_stays_light():
     code = "import sys, specsim; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "specsim.engine" in loaded
-    assert not {"torch", "matplotlib", "scipy.stats", "typer"} & set(loaded)
+    assert not {"torch", "matplotlib", "scipy.stats", "typer", "httpx"} & set(loaded)
 
 
 def test_the_names_at_the_top_are_there():

@@ -11,6 +11,7 @@ from specsim.cli import (
     drafting,
     fitting,
     importing,
+    living,
     look,
     measuring,
     profile_show,
@@ -50,8 +51,9 @@ profile.command("import")(profiling.import_profile)
 profile.command("fit")(fitting.profile_fit)
 profile.command("roofline")(roofline.roofline)
 app.add_typer(profile, name="profile")
-validate = typer.Typer(no_args_is_help=True, help="Replay what an engine did, measured beside simulated.")
+validate = typer.Typer(no_args_is_help=True, help="Replay what an engine did, or load one: measured beside simulated.")
 validate.command("recorded")(validating.recorded)
+validate.command("live")(living.live)
 app.add_typer(validate, name="validate")
 
 

@@ -43,8 +43,8 @@ class Series(NamedTuple):
     position: int | None
 
 
-def read_metrics(path: str | Path, text: str, ask: Ask) -> Evidence:
-    """Read one scrape of /metrics, or the difference from the earlier scrape ``ask.before``.
+def read_metrics(path: str | Path, text: str, ask: Ask, earlier: str | None = None) -> Evidence:
+    """Read one scrape of /metrics, or the difference from the earlier scrape ``ask.before`` (or its text, ``earlier``).
 
     Engines of the same model_name are added up; ``ask.select`` chooses among several model names.
     Raises SpecsimError naming file, line or counter: a malformed sample, a counter that is missing or fell,
@@ -57,6 +57,10 @@ def read_metrics(path: str | Path, text: str, ask: Ask) -> Evidence:
     if ask.before is not None:
         counts = _difference(path, counts, ask.before, _scrape(ask.before, read_text(ask.before)))
         window = f"since the scrape {Path(ask.before).name}"
+    elif earlier is not None:
+        before = f"{path} before"
+        counts = _difference(path, counts, before, _scrape(before, earlier))
+        window = "between two scrapes"
     total: dict[tuple[str, int | None], float] = {}
     for series, value in counts.items():
         key = series.name, series.position

@@ -1,0 +1,257 @@
+"""The experiment against a server whose steps are known: what it learns, predicts and says of faults."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("httpx", reason="the extra live is not installed")
+
+from fake_engine import FakeEngine, FakeTransport, virtual
+
+from specsim.hardware import Profile
+from specsim.live.calibrating import draft_cost, step_table, to_profile
+from specsim.live.client import Target
+from specsim.live.comparing import Model, Row, Told, compare, drafter_of, fixed_length, model_of
+from specsim.live.experiment import Measured, Plan, run
+from specsim.schedulers import StaticGamma
+from specsim.types import SpecsimError
+
+JAGGED = {0: 0.0, 1: 0.020, 2: 0.031, 3: 0.033, 4: 0.052, 5: 0.060, 6: 0.061, 7: 0.066, 8: 0.050}
+
+
+def jagged(decodes: int, prompt: int) -> float:
+    """Eight together step faster than four, as on a CPU; beyond, and for prompts, a line."""
+    tokens = decodes + prompt
+    return JAGGED[tokens] if tokens in JAGGED else 0.060 + 0.001 * tokens
+
+
+def experiment(engine: FakeEngine, plan: Plan, kind: str | None = None, timeout: float = 60.0) -> Measured:
+    async def main() -> Measured:
+        target, clock = Target("http://127.0.0.1:1", "", timeout), asyncio.get_running_loop().time
+        return await run(target, plan, kind=kind, transport=FakeTransport(engine), wall=clock)
+
+    return virtual(main())
+
+
+def profile_of(measured: Measured, number: int = 0) -> Profile:
+    repeat = measured.repeats[number]
+    table = step_table(repeat.steps, repeat.alone)
+    return to_profile(table, measured.engine, "a test", "specsim", "2026-11-30")
+
+
+def rows_by_name(rows: list[Row]) -> dict[tuple[str, str], Row]:
+    return {(row.load, row.metric): row for row in rows}
+
+
+def test_a_jagged_step_cost_is_learned_whole_and_predicts_the_loads_between():
+    plan = Plan(prompt_tokens=64, output_tokens=48, poisson=0.3, repeat=2)
+    measured = experiment(FakeEngine(jagged), plan)
+    assert measured.stopped is None
+    assert measured.faults == []
+    table = step_table(measured.repeats[0].steps, measured.repeats[0].alone)
+    # Loads of 1, 3 and 8 users, and the drains from 3 and 8 down to 1, tell the price of every number between.
+    assert table.seconds == pytest.approx({n: JAGGED[n] for n in range(1, 9)})
+    assert table.prompts == pytest.approx({64: jagged(0, 64), 256: jagged(0, 256)})
+    models = {n: Model(profile_of(measured, n), measured.engine) for n in range(2)}
+    rows = compare(measured, plan, models, {"throughput": 0.02}).rows
+    found = rows_by_name(rows)
+    assert [load for load, metric in found if metric == "tpot"] == ["closed 2", "closed 4", "closed 6", "poisson 0.3/s"]
+    for (load, metric), row in found.items():
+        assert abs(row.error) < 0.02, (load, metric, row.error)
+        assert len(row.measured) == len(row.predicted) == 2
+    assert not any(row.broken for row in rows)
+    # Without the drains a line from 3 to 8 would miss: the test above is worth something.
+    assert np.interp(4, [3, 8], [JAGGED[3], JAGGED[8]]) < 0.72 * JAGGED[4]
+
+
+def test_acceptance_is_counted_and_predicts_speculation():
+    plan = Plan(prompt_tokens=64, output_tokens=48, repeat=1)
+    profile = profile_of(experiment(FakeEngine(jagged), plan))
+    pattern = [2, 0, 1, 2, 2, 1, 0, 2, 1, 1]  # accepted a cycle: survival 0.8, 0.4
+
+    def speculating(kind: str) -> FakeEngine:
+        return FakeEngine(
+            lambda decodes, prompt: jagged(decodes, prompt) + 0.004 * (decodes > 0),
+            kind,
+            gamma=2,
+            accept=lambda cycle: pattern[cycle % 10],
+        )
+
+    plan = Plan(calibrate=(1,), check=(1, 2), prompt_tokens=64, output_tokens=48, repeat=2, requests=32,
+                known_steps=True, known_draft=True)  # fmt: skip
+    for kind in ("vllm", "llamacpp", "specsim", "sglang"):
+        measured = experiment(speculating(kind), plan)
+        assert measured.speculates
+        evidence = [r.acceptance for r in measured.repeats if r.acceptance is not None]
+        assert len(evidence) == 2
+        drafter = drafter_of(evidence, draft_cost(None, 4.0, plan.check), ("draft", "tiny"))
+        assert drafter.gamma == 2
+        model = Model(profile, measured.engine, fixed_length(drafter), drafter)
+        rows = compare(measured, plan, dict.fromkeys(range(2), model), {}).rows
+        found = rows_by_name(rows)
+        for users in (1, 2):
+            # SGLang is simulated as it schedules, prompts in steps of their own; the fake one mixes them.
+            off = 0.08 if kind == "sglang" else 0.04
+            assert abs(found[f"closed {users}", "throughput"].error) < off, (kind, users)
+            assert abs(found[f"closed {users}", "tpot"].error) < off
+
+
+def test_blocks_that_are_verified_in_part_are_predicted_so():
+    engine = FakeEngine(jagged, "specsim", gamma=2, positions=7, accept=lambda cycle: (2, 1, 0)[cycle % 3])
+    measured = experiment(engine, Plan(calibrate=(1,), check=(), repeat=1, known_steps=True, known_draft=True))
+    assert measured.repeats[0].draft_length == 2
+    profile = profile_of(experiment(FakeEngine(jagged), Plan(repeat=1)))
+    model = model_of(measured, 0, profile, Told(cost=draft_cost(None, 0.0, (1,))))
+    assert model is not None
+    assert model.drafter is not None
+    assert (model.drafter.gamma, model.scheduler) == (7, StaticGamma(2))
+
+
+def test_acceptance_is_read_from_timings_where_there_are_no_counters():
+    engine = FakeEngine(jagged, "llamacpp", gamma=2, accept=lambda cycle: (2, 1, 0)[cycle % 3], metrics=False)
+    plan = Plan(calibrate=(1,), check=(1,), repeat=1, known_steps=True, known_draft=True)
+    measured = experiment(engine, plan)
+    [acceptance] = [r.acceptance for r in measured.repeats]
+    assert acceptance is not None
+    assert sum(acceptance.survival["*"]) == pytest.approx(1.0, abs=0.05)
+    assert measured.faults[0].startswith("metrics: the server has no /metrics")
+    assert experiment(engine, Plan(**{**plan.__dict__, "metrics": False})).faults == []
+
+
+def test_an_engine_that_speculates_cannot_be_calibrated():
+    engine = FakeEngine(jagged, gamma=2, accept=lambda cycle: 1)
+    with pytest.raises(SpecsimError, match=r"vLLM 0.99 speculates: its steps are learned without"):
+        experiment(engine, Plan())
+    with pytest.raises(SpecsimError, match=r"expected what drafting costs: --draft-ms"):
+        experiment(engine, Plan(known_steps=True))
+
+
+def test_prompts_stay_within_what_the_engine_takes():
+    engine = FakeEngine(jagged, longest=200)
+    plan = Plan(calibrate=(1, 3), check=(2,), repeat=1, prompt_tokens=64, output_tokens=32, requests=4)
+    measured = experiment(engine, plan)
+    assert measured.faults == []
+    assert max(len(body["prompt"]) for body in engine.bodies) == 192
+    with pytest.raises(SpecsimError, match=r"at most 192 together, .* vLLM 0.99 takes, got 200 and 64"):
+        experiment(engine, Plan(prompt_tokens=200))
+
+
+def test_ctrl_c_between_two_loads_keeps_what_was_measured():
+    class Interrupting(FakeTransport):
+        scrapes = 0
+
+        async def handle_async_request(self, request: Any) -> Any:
+            self.scrapes += request.url.path == "/metrics"
+            if self.scrapes == 6:  # after the acceptance of the first of two loads, as the second one's begins
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()  # as asyncio.run does
+                await asyncio.sleep(0)
+            return await super().handle_async_request(request)
+
+    async def main() -> Measured:
+        clock = asyncio.get_running_loop().time
+        plan = Plan(calibrate=(1,), check=(2,), repeat=5, requests=2, known_steps=True, known_draft=True)
+        transport = Interrupting(FakeEngine(jagged, gamma=2, accept=lambda cycle: 1))
+        return await run(Target("http://127.0.0.1:1", ""), plan, transport=transport, wall=clock)
+
+    measured = virtual(main())
+    assert measured.stopped == "interrupted"
+    assert "closed 2" in measured.repeats[0].checks
+
+
+def test_a_server_that_dies_leaves_the_repetitions_before():
+    plan = Plan(calibrate=(1, 3), check=(2,), repeat=3, prompt_tokens=64, output_tokens=16, requests=4)
+    whole = experiment(FakeEngine(jagged), plan)
+    sent = whole.counts()["sent"]
+    gone = int(sent * 0.75)
+    measured = experiment(FakeEngine(jagged, refuse=lambda i: -1 if i >= gone else None), plan)
+    assert measured.stopped is not None
+    assert "requests failed one after the other" in measured.stopped
+    counts = measured.counts()
+    assert counts["sent"] == sum(count for name, count in counts.items() if name != "sent")
+    [line] = measured.faults
+    assert line.startswith(f"no connection: {counts['no connection']} of {counts['sent']} requests, first in ")
+    models = {n: Model(profile_of(measured, n), measured.engine) for n in range(2)}
+    rows = compare(measured, plan, models, {}).rows
+    assert len(rows_by_name(rows)["closed 2", "throughput"].measured) == 2
+
+
+def test_short_answers_are_predicted_as_short_as_they_were():
+    plan = Plan(calibrate=(1, 3), check=(2,), repeat=1, prompt_tokens=64, output_tokens=32)
+    measured = experiment(FakeEngine(jagged, short_by=12), plan)
+    assert [line.partition(":")[0] for line in measured.faults] == ["fewer tokens than asked"]
+    rows = compare(measured, plan, {0: Model(profile_of(measured), measured.engine)}, {}).rows
+    assert abs(rows_by_name(rows)["closed 2", "throughput"].error) < 0.02
+
+
+def test_an_engine_that_streams_every_few_steps_is_learned_by_the_step():
+    plan = Plan(calibrate=(1, 3), check=(2,), repeat=1, output_tokens=49)
+    measured = experiment(FakeEngine(jagged, per_chunk=4), plan)
+    table = step_table(measured.repeats[0].steps, measured.repeats[0].alone)
+    assert table.seconds[1] == pytest.approx(JAGGED[1], rel=0.02)
+    assert table.seconds[3] == pytest.approx(JAGGED[3], rel=0.05)  # a gap of four steps may straddle an end
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "seqs", "kv"),
+    [
+        ("vllm", "vLLM 0.99", None, 16_000),
+        ("llamacpp", "llama.cpp b1", 8, 16_384),
+        ("sglang", "SGLang 0.5", 32, None),
+        ("specsim", "specsim's reference engine 0.99", 64, None),
+    ],
+)
+def test_engines_tell_what_they_are(kind: str, name: str, seqs: int | None, kv: int | None):
+    engine = experiment(FakeEngine(jagged, kind), Plan(calibrate=(1,), check=(), repeat=1)).engine
+    assert (engine.kind, engine.name, engine.max_num_seqs, engine.kv_tokens) == (kind, name, seqs, kv)
+    assert engine.model == "tiny"
+
+
+def test_an_engine_that_does_not_say_who_owns_it_is_told_by_its_pages():
+    assert experiment(FakeEngine(jagged, "mute"), Plan(calibrate=(1,), check=(), repeat=1)).engine.kind == "vllm"
+
+
+def test_what_cannot_be_asked_is_refused():
+    plan = Plan(calibrate=(1,), check=(), repeat=1)
+    with pytest.raises(SpecsimError, match="cannot tell the engine, expected --engine"):
+        experiment(FakeEngine(jagged, "nobody"), plan)
+    main = run(Target("http://127.0.0.1:1", ""), plan, model="big", transport=FakeTransport(FakeEngine(jagged)))
+    with pytest.raises(SpecsimError, match=r"'big' is not served at .*, expected one of tiny"):
+        virtual(main)
+
+
+def test_a_load_that_cannot_be_simulated_is_told_of_and_takes_nothing_from_the_others():
+    plan = Plan(calibrate=(1, 3), check=(2,), poisson=0.3, repeat=1)
+    measured = experiment(FakeEngine(jagged), plan)
+    model = Model(profile_of(measured), measured.engine, max_num_batched_tokens=1)
+    small = replace(model, profile=model.profile.model_copy(update={"kv_tokens": 100}))
+    compared = compare(measured, plan, {0: small}, {})
+    assert compared.rows == []
+    assert [line.partition(": request")[0] for line in compared.problems] == [
+        "prediction of closed 2", "prediction of poisson 0.3/s",
+    ]  # fmt: skip
+
+
+def test_noise_of_the_engine_is_not_called_error():
+    row = Row("closed 2", 2, "tpot", measured=(1.0, 1.2, 0.8), predicted=(1.15,) * 3, gate=0.08)
+    assert row.error == pytest.approx(0.15)
+    assert row.spread == pytest.approx(0.2)
+    assert row.bound == pytest.approx(0.4)
+    assert not row.broken
+    assert Row("closed 2", 2, "tpot", (1.0, 1.0), (1.15, 1.15), 0.08).broken
+    assert not Row("closed 2", 2, "tpot", (1.0, 1.0), (1.15, 1.15)).broken
+
+
+def test_a_draft_models_own_profile_is_what_drafting_costs():
+    profile: Any = profile_of(experiment(FakeEngine(jagged), Plan(repeat=1)))
+    cost = draft_cost(profile, None, (1, 4))
+    assert cost is not None
+    assert cost.type == "autoregressive"
+    assert cost.seconds == pytest.approx([JAGGED[n] for n in range(1, 5)])
+    assert draft_cost(None, None, (1,)) is None
