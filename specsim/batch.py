@@ -147,6 +147,8 @@ class Batch:
             part = part * (len(self._edges) + 1) + passed
             if passed < len(self._edges):
                 to_edge = self._edges[passed] - at
+                if tape.by_cycle:  # a row is a cycle, of at most γ + 1 tokens: the edge is not nearer than that
+                    to_edge = max(to_edge // self.width, 1)
         first, size = self._parts[part]
         row = first + (int(ledger.place[request] * size) + (cycles if tape.by_cycle else emitted - 1)) % size
         return row, min(first + size, row + to_edge)

@@ -133,7 +133,10 @@ class Replica:
             self._see_arrivals()
         if not self.rules.mixed and (self.prefills or self.waiting):
             self.reserve_running(0)
-            self.admit_waiting()
+            if (
+                not self.preempted
+            ):  # or a prompt that does not fit would come back at once, and hold up the decodes for good
+                self.admit_waiting()
             if not self.prefills:
                 self.reserve_running(self.batch.n)
             return

@@ -155,10 +155,16 @@ class BatchSizeTable(BuiltIn):
     table: tuple[tuple[int, int, int], ...]
 
     def __post_init__(self) -> None:
-        rows = tuple(tuple(row) for row in self.table)
-        for row in rows:
-            if len(row) != 3 or not 1 <= row[0] <= row[1] or row[2] < 0:
-                raise SpecsimError(f"BatchSizeTable: expected rows (lo, hi, K) with 1 <= lo <= hi, got {row}")
+        try:
+            rows = tuple((int(lo), int(hi), int(k)) for lo, hi, k in self.table)
+        except (TypeError, ValueError) as error:
+            raise SpecsimError(f"BatchSizeTable: expected rows (lo, hi, K), got {self.table!r}") from error
+        last = 0
+        for lo, hi, k in sorted(rows):
+            if not last < lo <= hi or k < 0:
+                expected = "expected rows (lo, hi, K) with 1 <= lo <= hi that do not overlap"
+                raise SpecsimError(f"BatchSizeTable: {expected}, got {(lo, hi, k)}")
+            last = hi
         object.__setattr__(self, "table", rows)
 
     @property
@@ -180,8 +186,7 @@ class Threshold(BuiltIn):
     needs_confidence = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.confidence <= 1:
-            raise SpecsimError(f"Threshold: confidence: expected 0..1, got {self.confidence}")
+        _chance("Threshold", "confidence", self.confidence)
 
     def __call__(self, view: StepView) -> Lens:
         return _row_counts(np.logical_and.accumulate(view.confidence >= self.confidence, axis=1))
@@ -247,10 +252,12 @@ class DSparkAsync(BuiltIn):
     def __post_init__(self) -> None:
         _at_least("DSparkAsync", "staleness", self.staleness, 1)
         _at_least("DSparkAsync", "least", self.least, 0)
-        if self.newcomer != "mean" and not (isinstance(self.newcomer, int | float) and 0 <= self.newcomer <= 1):
-            raise SpecsimError(f"DSparkAsync: newcomer: expected 0..1 or 'mean', got {self.newcomer!r}")
-        if not (isinstance(self.floor, int | float) and 0 <= self.floor < 1):
-            raise SpecsimError(f"DSparkAsync: floor: expected a survival, 0 or more and below 1, got {self.floor!r}")
+        if self.newcomer != "mean":
+            _chance("DSparkAsync", "newcomer", self.newcomer, "0..1 or 'mean'")
+        _chance("DSparkAsync", "floor", self.floor, "a survival, 0 or more and below 1", below=1)
+        for field in ("fill", "reset"):
+            if not isinstance(getattr(self, field), bool | np.bool_):
+                raise SpecsimError(f"DSparkAsync: {field}: expected True or False, got {getattr(self, field)!r}")
 
     def start(self) -> Scheduler:
         """A fresh scheduler that remembers the survivals of the last steps."""
@@ -275,15 +282,18 @@ class DSparkAsync(BuiltIn):
         return not (self.floor or self.least or self.fill)
 
     def _bounded(self, view: StepView, survival: Array, k: int) -> Lens:
-        """The ``k`` largest survivals within what engines add."""
-        k = max(k, min(self.least, view.gamma) * view.num_seqs)
+        """The ``k`` largest survivals within what engines add: ``least`` of every block go first."""
+        least = min(self.least, view.gamma)
+        k = max(k, least * view.num_seqs)
         if self.fill:
             price = view.step_curve(survival.size)
             k += int((price[k:] <= price[k]).cumprod().sum()) - 1
-        lens = top_k(survival, k)
-        if self.floor:
-            lens = np.minimum(lens, _row_counts(survival >= self.floor))
-        return np.maximum(lens, min(self.least, view.gamma)) if self.least else lens
+        lens = (
+            least + top_k(survival[:, least:], k - least * view.num_seqs)
+            if least < view.gamma
+            else np.full(len(survival), least)
+        )
+        return np.maximum(np.minimum(lens, _row_counts(survival >= self.floor)), least) if self.floor else lens
 
     def _recall(self, ids: Array, survival: Array, view: StepView) -> Array:
         """Survivals [R, γ] planned with: the remembered rows of the requests still here."""
@@ -321,8 +331,7 @@ class LoadBlind(BuiltIn):
     def __post_init__(self) -> None:
         _at_least("LoadBlind", "every", self.every, 1)
         _at_least("LoadBlind", "least", self.least, 0)
-        if not (isinstance(self.survival, int | float) and 0 <= self.survival <= 1):
-            raise SpecsimError(f"LoadBlind: survival: expected 0..1, got {self.survival!r}")
+        _chance("LoadBlind", "survival", self.survival)
 
     def start(self) -> Scheduler:
         """A fresh scheduler; until its first budget it verifies whole blocks."""
@@ -357,8 +366,14 @@ class Oracle(BuiltIn):
 
 
 def _at_least(policy: str, field: str, value: int, low: int) -> None:
-    if not isinstance(value, int | np.integer) or value < low:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= 1 << 20:
         raise SpecsimError(f"{policy}: {field}: expected a whole number, {low} or more, got {value!r}")
+
+
+def _chance(policy: str, field: str, value: Any, expected: str = "0..1", below: float = np.inf) -> None:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not (number and 0 <= value <= 1 and value < below):
+        raise SpecsimError(f"{policy}: {field}: expected {expected}, got {value!r}")
 
 
 # Calling a scheduler that may be a user's

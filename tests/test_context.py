@@ -70,6 +70,15 @@ def test_a_recorded_trace_serves_by_how_far_a_request_has_come():
     assert set(emitted(replace(drafter, edges=()), 20, 200)[:-1]) == {1, 4}
 
 
+def test_a_sequential_trace_is_left_at_its_edge_too():
+    """Whose rows are cycles, not tokens: four are kept before position 64, none after."""
+    trace = make_blocks([4] * 13 + [0] * 60, 4, kind="sequential", confidence=None,
+                        position=[5 * k for k in range(13)] + list(range(65, 125)))  # fmt: skip
+    made = emitted(Drafter(trace, 4, by="position", edges=(64,)), 10, 300)
+    position = np.concatenate([[0], np.cumsum(made)[:-1]])
+    assert made[:-1] == np.where(position < 64, 5, 1).tolist()[:-1]
+
+
 def test_prompts_of_a_length_that_was_not_recorded_read_the_nearest():
     short, long = [3] * 20, [1] * 20
     trace = make_blocks(
@@ -197,6 +206,9 @@ def test_the_command_line_takes_both(tmp_path, run):
         code, _, err = run(*call, "--trace", tmp_path / "t.parquet", option, value)
         assert code == 2
         assert err.startswith(f"error: {option}: ")
+    code, _, err = run(*call, "--trace", tmp_path / "t.parquet", "--without", "nope")
+    assert code == 2
+    assert err.startswith("error: --without: expected one of prefix_caching")
     for option in (("--lockstep",), ("--router", "vllm")):
         code, _, err = run(*call, "--trace", tmp_path / "t.parquet", *option)
         assert code == 2

@@ -362,6 +362,14 @@ def test_without_mixing_decodes_stand_still_while_prompts_are_computed():
     assert rows(result, ["num_seqs", "prefill_tokens"]) == [(0, 4), (0, 10), (0, 5), (2, 0), (1, 0)]
 
 
+def test_a_prompt_that_never_fits_does_not_hold_up_the_decodes():
+    """Without these three rules it would be put out and admitted again in every step, and no decode would run."""
+    rules = Rules().without("mixed", "pause", "whole_prompt")
+    arrivals = make_arrivals([0.0] * 6, [119, 78, 102, 111, 26, 118], [39, 27, 16, 33, 37, 22])
+    result = run(arrivals, kv_tokens=160, max_num_batched_tokens=14, max_num_seqs=8, rules=rules)
+    assert result.requests["finish"].notna().all()
+
+
 def test_scheduling_ahead_hides_the_host_and_admits_a_step_later():
     profile = make_profile(host_seconds=0.25)
     arrivals = make_arrivals([0.0, 0.5], 4, [4, 2])

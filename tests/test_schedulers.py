@@ -423,6 +423,19 @@ def test_async_never_verifies_below_the_floor_and_at_least_what_is_asked():
     assert DSparkAsync(1, least=9).start()(view(survival, dear)).tolist() == [3, 3]
 
 
+@settings(max_examples=60)
+@given(st.data(), st.integers(1, 6), st.integers(0, 4), st.booleans())
+def test_async_stays_within_its_budget_whatever_every_block_gets(data, requests, least, fill):
+    """``least`` of every block go first and the rest by survival: no more than planned, filled or not."""
+    survival = survivals(data.draw, requests, 3)
+    stair = priced([(requests + 4, 1.0), (requests * 4, 3.0)])
+    lens = DSparkAsync(1, newcomer=0.0, least=least, fill=fill).start()(view(survival, stair))
+    base = min(least, 3) * requests
+    assert (lens >= min(least, 3)).all()
+    expected = max(base, 4 if fill and base <= 4 else 3 * requests if fill else base)
+    assert lens.sum() == min(expected, 3 * requests)
+
+
 def test_async_forgets_at_prompts_if_it_is_told_to():
     prices = lambda b: 0.5 + 0.5 * np.asarray(b)  # noqa: E731
 
@@ -454,7 +467,15 @@ def test_a_view_tells_of_prompts_in_steps_without_decodes():
 
 @pytest.mark.parametrize(
     ("fields", "says"),
-    [({"floor": 1.0}, "floor: expected a survival"), ({"least": -1}, "least: expected a whole number, 0 or more")],
+    [
+        ({"floor": 1.0}, "floor: expected a survival"),
+        ({"least": -1}, "least: expected a whole number, 0 or more"),
+        ({"least": True}, "least: expected a whole number"),
+        ({"staleness": 10**20}, "staleness: expected a whole number"),
+        ({"newcomer": True}, "newcomer: expected 0..1 or 'mean', got True"),
+        ({"fill": "no"}, "fill: expected True or False, got 'no'"),
+        ({"reset": 1}, "reset: expected True or False, got 1"),
+    ],
 )
 def test_what_engines_add_has_bounds(fields, says):
     with pytest.raises(SpecsimError, match=says):
@@ -478,6 +499,14 @@ def test_load_blind_budgets_by_what_survived_and_not_by_price():
     for field, value in (("every", 0), ("least", -1), ("survival", 1.5)):
         with pytest.raises(SpecsimError, match=f"LoadBlind: {field}: expected"):
             LoadBlind(**{field: value})
+
+
+@pytest.mark.parametrize("table", [5, (1, 4, 3), ((1, 4, "a"),), ((1, 4, 3), (3, 9, 2)), ((4, 1, 2),), ((1, 2, -1),)])
+def test_a_table_by_batch_size_has_rows_that_do_not_overlap(table):
+    with pytest.raises(SpecsimError, match=r"BatchSizeTable: expected rows \(lo, hi, K\)"):
+        BatchSizeTable(table)
+    with pytest.raises(SpecsimError, match=r"Threshold: confidence: expected 0\.\.1, got 'a'"):
+        Threshold("a")
 
 
 # The upper bound

@@ -15,7 +15,7 @@ from specsim.cli.inputs import parse_domains, parse_names, parse_policies, parse
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
 from specsim.routing import ROUTERS
-from specsim.rules import RULES, VLLM
+from specsim.rules import RULES, VLLM, Rules
 from specsim.types import SpecsimError
 from specsim.workload import Workload
 
@@ -192,7 +192,7 @@ class Options:
             max_num_batched_tokens=self.max_num_batched_tokens,
             kv_tokens=self.kv_tokens,
             block_size=self.block_size,
-            rules=VLLM.without(*parse_names(self.without)),
+            rules=_rules(self.without),
             async_scheduling=self.async_scheduling,
             lockstep=self.lockstep,
             prefill=self.prefill,  # type: ignore[arg-type]
@@ -200,6 +200,13 @@ class Options:
             calibrated=not self.raw_confidence,
         )
         return base, policies, workloads
+
+
+def _rules(text: str | None) -> Rules:
+    try:
+        return VLLM.without(*parse_names(text))
+    except SpecsimError as error:
+        raise SpecsimError(str(error).replace("rules:", "--without:", 1)) from error
 
 
 def _default_mix(drafter: Drafter | None, policies: list[Policy]) -> dict[str, float] | None:
