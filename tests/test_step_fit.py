@@ -48,7 +48,8 @@ def simulated(profile, loads=(1, 2, 4, 8, 16, 32, 64, 128, 256)):
             run = ss.simulate(ss.Scenario(profile, workload, drafter, scheduler), seed=0)
             s = ss.summarize(run).iloc[-1]
             tau = float(s["tau"]) if gamma else None
-            rows.append(Row(f"K={gamma}", gamma, users, s["throughput"], s["interactivity_p50"], tau))
+            method = f"K={gamma} at {users}" if gamma else "K=0"  # each load has a tau of its own
+            rows.append(Row(method, gamma, users, s["throughput"], s["interactivity_p50"], tau))
     return rows
 
 
@@ -150,6 +151,50 @@ def test_rows_that_cannot_tell_are_refused(rows, match):
         fit_steps(rows)
 
 
+PLAIN = [Row("none", 0, 1, 100.0), Row("none", 0, 4, 380.0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        (
+            [Row("m", 1, 1, 170.0), Row("m", 3, 1, 260.0)],
+            "rows 3 and 4: method 'm' with gamma 1 and 3, expected one gamma in all rows of a method",
+        ),
+        ([Row("none", 1, 1, 170.0)], "rows 1 and 3: method 'none' with gamma 0 and 1"),
+        (
+            [Row("m", 1, 1, 170.0, tau=1.9), Row("m", 1, 4, 600.0), Row("m", 1, 4, 600.0, tau=1.2)],
+            "rows 3 and 5: method 'm' with tau 1.9 and tau 1.2, expected one tau or range in all rows of a method",
+        ),
+        (
+            [Row("m", 1, 1, 170.0, tau_range=(1.7, 1.75)), Row("m", 1, 4, 600.0, tau_range=(1.2, 1.3))],
+            "rows 3 and 4: method 'm' with tau from 1.7 to 1.75 and tau from 1.2 to 1.3",
+        ),
+        (
+            [Row("m", 1, 1, 170.0, tau_range=(1.7, 1.75)), Row("m", 1, 4, 600.0, tau=1.7)],
+            "rows 3 and 4: method 'm' with tau from 1.7 to 1.75 and tau 1.7",
+        ),
+        (
+            [Row("m", 1, 1, 170.0, tau=1.7), Row("m", 1, 4, 600.0, tau=1.1, check=True)],
+            "rows 3 and 4: method 'm' with tau 1.7 and tau 1.1",
+        ),
+        (
+            [Row("m", 1, 1, 170.0), Row("m", 1, 4, 600.0, tau=1.1, check=True)],
+            "rows 4 and 3: method 'm' with tau 1.1 where it is only checked and none where it is fitted",
+        ),
+    ],
+)
+def test_rows_of_a_method_that_contradict_each_other_are_refused(rows, match):
+    with pytest.raises(SpecsimError, match=match):
+        fit_steps([*PLAIN, *rows], draws=2)
+
+
+def test_a_range_that_one_row_tells_holds_for_its_method():
+    told, untold = Row("m", 1, 1, 170.0, tau_range=(1.6, 1.65)), Row("m", 1, 4, 640.0)
+    for rows in ([told, untold], [untold, told]):
+        assert 1.6 <= fit_steps([*PLAIN, *rows], draws=2).best.tau["m"] <= 1.65
+
+
 HEAD = "concurrency,gamma,throughput,interactivity,tau"
 
 
@@ -246,6 +291,16 @@ def test_rows_that_the_fit_misses_are_told_of_on_stderr_and_in_the_notes(tmp_pat
     code, err, profile = fit_file(tmp_path, capsys, ["1,0,,50", "1,0,,51", "4,0,160,"])
     assert (code, err) == (0, "")
     assert "misses" not in profile.provenance.notes
+
+
+def test_two_taus_under_one_method_are_one_line_that_names_the_file(tmp_path, capsys):
+    path, out = tmp_path / "rows.csv", tmp_path / "p.json"
+    path.write_text(f"{HEAD}\n1,0,100,,\n4,0,380,,\n1,1,150,,1.9\n4,1,500,,1.2\n")
+    with pytest.raises(SystemExit) as left:
+        main(["profile", "fit", str(path), "--out", str(out)])
+    err = capsys.readouterr().err
+    assert (left.value.code, out.exists(), err.count("\n")) == (2, False, 1)
+    assert f"error: {path}: rows 3 and 4: method 'gamma=1' with tau 1.9 and tau 1.2, expected" in err
 
 
 def test_loads_that_leave_no_time_for_one_token_are_refused(tmp_path, capsys):

@@ -30,7 +30,7 @@ def read_step_rows(path: str | Path) -> list[Row]:
 
     Needed: ``concurrency`` and ``gamma`` (draft tokens verified for every request, 0 without speculation), and
     ``throughput`` (tokens/s of all GPUs), ``interactivity`` (tokens/s a user) or both. Optional: ``method`` (rows
-    of one method share an unknown τ; default ``gamma=K``), ``tau``, or ``tau_low`` and ``tau_high``, or
+    of one method share a τ, unknown or told; default ``gamma=K``), ``tau``, or ``tau_low`` and ``tau_high``, or
     ``survival_1`` .. (unconditional, by position); ``running`` (requests that decode at a time); mean
     ``prompt_tokens`` and ``output_tokens``; ``role``: fit (default) or check (predicted only).
     Raises SpecsimError naming file, row (1: the first below the header) and column, also where a throughput is
