@@ -230,6 +230,19 @@ def test_rows_of_a_file(tmp_path):
         (f"{HEAD}\n1,1.5,5,5,\n", "row 1: gamma: expected a whole number"),
         (f"{HEAD}\n1,1,5,5,2.5\n", r"row 1: tau: expected at most 1 \+ gamma = 2, got 2.5"),
         ("concurrency,gamma,throughput,survival_1,survival_2\n1,2,5,0.5,0.6\n", "2 shares that do not increase"),
+        (
+            "concurrency,gamma,throughput,tau,survival_1\n1,1,5,1.9,0.9\n1,1,5,1.89,0.9\n1,1,5,1.2,0.9\n",
+            r"row 3: tau, survival_1, ..: expected a tau of 1 \+ the survivals = 1.9, got 1.2",
+        ),
+        (
+            "concurrency,gamma,throughput,tau,tau_low,tau_high\n1,1,5,1.5,1.8,1.9\n",
+            "row 1: tau, tau_low, tau_high: expected tau, or survival_1, .., or tau_low and tau_high, not two of them",
+        ),
+        ("concurrency,gamma,throughput,tau,tau_low\n1,1,5,1.5,1.2\n", "row 1: tau, tau_low: expected tau, or"),
+        (
+            "concurrency,gamma,throughput,survival_1,tau_high\n1,1,5,0.9,1.8\n",
+            "row 1: survival_1, tau_high: expected tau, or survival_1",
+        ),
         ("concurrency,gamma,throughput,role\n1,2,5,both\n", "role: expected fit or check, got 'both'"),
         ("concurrency,gamma,throughput,running\n1,2,5,3\n", "running: expected at most the concurrency 1, got 3"),
         ("concurrency,gamma,throughput,prompt_tokens\n1,2,5,3\n", "output_tokens: expected a number of 1 or more"),

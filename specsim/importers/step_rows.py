@@ -23,6 +23,8 @@ SPEEDS = (1e-3, 1e6)
 ROUNDING = 0.05
 """By how much a throughput may exceed requests × interactivity. Figures are read off pictures, and one is a mean
 where the other is a median: vLLM's for DeepSeek-V4-Pro (experiments/dsv4_pro_b300) disagree by up to 3.0 %."""
+TAU_ROUNDING = 0.02
+"""By how much a told τ may differ from that of the survivals beside it: both are rounded."""
 
 
 def read_step_rows(path: str | Path) -> list[Row]:
@@ -31,8 +33,8 @@ def read_step_rows(path: str | Path) -> list[Row]:
     Needed: ``concurrency`` and ``gamma`` (draft tokens verified for every request, 0 without speculation), and
     ``throughput`` (tokens/s of all GPUs), ``interactivity`` (tokens/s a user) or both. Optional: ``method`` (rows
     of one method share a τ, unknown or told; default ``gamma=K``), ``tau``, or ``tau_low`` and ``tau_high``, or
-    ``survival_1`` .. (unconditional, by position); ``running`` (requests that decode at a time); mean
-    ``prompt_tokens`` and ``output_tokens``; ``role``: fit (default) or check (predicted only).
+    ``survival_1`` .. (unconditional, by position; a ``tau`` beside them must be theirs); ``running`` (requests that
+    decode at a time); mean ``prompt_tokens`` and ``output_tokens``; ``role``: fit (default) or check (predicted only).
     Raises SpecsimError naming file, row (1: the first below the header) and column, also where a throughput is
     more than its requests can read.
     """
@@ -143,10 +145,21 @@ def _tau(
     tau, low, high = number("tau", 1, least=True), number("tau_low", 1, least=True), number("tau_high", 1, least=True)
     rates = [number(name, 0, least=True) for name in sorted(survivals, key=lambda n: int(n.removeprefix("survival_")))]
     told = [rate for rate in rates if rate is not None]
+    ends = {name: value for name, value in (("tau_low", low), ("tau_high", high)) if value is not None}
+    if ends and (tau is not None or told):
+        raise SpecsimError(
+            f"{where}: {', '.join(['survival_1' if tau is None else 'tau', *ends])}: expected tau, or survival_1, .., "
+            f"or tau_low and tau_high, not two of them"
+        )
     if told:
         if len(told) != gamma or any(b > a for a, b in zip([1.0, *told], told, strict=False)):
             raise SpecsimError(f"{where}: survival_K: expected {gamma} shares that do not increase, got {told}")
-        tau = 1 + sum(told) if tau is None else tau
+        total = 1 + sum(told)
+        if tau is not None and abs(tau / total - 1) > TAU_ROUNDING:
+            raise SpecsimError(
+                f"{where}: tau, survival_1, ..: expected a tau of 1 + the survivals = {total:g}, got {tau:g}"
+            )
+        tau = total if tau is None else tau
     for name, value in (("tau", tau), ("tau_high", high)):
         if value is not None and value > 1 + gamma:
             raise SpecsimError(f"{where}: {name}: expected at most 1 + gamma = {1 + gamma}, got {value:g}")
