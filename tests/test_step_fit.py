@@ -15,7 +15,7 @@ from conftest import make_profile
 import specsim as ss
 from specsim.cli import main
 from specsim.hardware import Shape, step_cost
-from specsim.importers.step_rows import read_step_rows
+from specsim.importers.step_rows import doubtful_throughputs, read_step_rows
 from specsim.step_fit import Row, fit_steps
 from specsim.types import SpecsimError
 
@@ -254,6 +254,13 @@ def test_rows_of_a_file(tmp_path):
             "concurrency,gamma,throughput,interactivity,running\n16,0,400,50,4\n",
             "row 1: throughput, interactivity: 4 requests .* at most 200, got a throughput of 400",
         ),
+        (
+            f"{HEAD}\n1,0,80,100,\n1,0,12.5,100,\n",
+            "row 2: throughput, interactivity: 12.5 tokens/s are 0.125 requests that read 100 each, of 1: is the "
+            "throughput per GPU. expected tokens/s of all GPUs, or a running",
+        ),
+        (f"{HEAD}\n6,0,75,100,\n", "row 1: .* 0.75 requests .* is the throughput per GPU"),
+        (f"{HEAD}\n1,0,52,100,\n", "row 1: .* 0.52 requests .* is the throughput per GPU"),
         (f"{HEAD},gamma\n1,0,100,,,3\n", "column 'gamma': stands twice in the header, expected each column once"),
         (f"{HEAD}\n\n# a note\n1,0,{'1' * 200_000},,\n", "line 4: expected CSV: field larger than field limit"),
         (f"{HEAD}\n1,0,1e300,,\n", r"row 1: throughput: expected 0.001 to 1,000,000 .*, got 1e\+300"),
@@ -304,6 +311,26 @@ def test_rows_that_the_fit_misses_are_told_of_on_stderr_and_in_the_notes(tmp_pat
     code, err, profile = fit_file(tmp_path, capsys, ["1,0,,50", "1,0,,51", "4,0,160,"])
     assert (code, err) == (0, "")
     assert "misses" not in profile.provenance.notes
+
+
+def test_a_throughput_that_may_be_of_one_gpu_is_doubted_at_the_least_load(tmp_path, capsys):
+    few = ["8,0,200,100", "16,0,360,90", "64,0,700,60"]
+    code, err, _ = fit_file(tmp_path, capsys, few, "--gpus", "4")
+    assert code == 0
+    assert "warning: row 1 (gamma=0 at concurrency 8): throughput / interactivity are 2 requests: is the" in err
+    assert "throughput per GPU? expected tokens/s of all GPUs\n" in err
+    assert "row 2" not in err
+    code, err, _ = fit_file(tmp_path, capsys, ["8,0,700,100", "16,0,360,90", "64,0,700,60"], "--noise", "0.5")
+    assert code == 0
+    assert "per GPU" not in err  # a queue explains the larger loads
+
+
+def test_few_running_requests_are_taken_as_told(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("concurrency,gamma,throughput,interactivity,running\n1,0,12.5,100,0.125\n")
+    (row,) = read_step_rows(path)
+    assert row.decoding == 0.125
+    assert doubtful_throughputs([row]) == []
 
 
 def test_two_taus_under_one_method_are_one_line_that_names_the_file(tmp_path, capsys):

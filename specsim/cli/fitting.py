@@ -12,7 +12,7 @@ from specsim.cli.inputs import check_filled, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import Profile, Provenance, save_profile
 from specsim.importers.profile_parts import check_gpus
-from specsim.importers.step_rows import read_step_rows
+from specsim.importers.step_rows import doubtful_throughputs, read_step_rows
 from specsim.step_fit import Row, StepFit, fit_steps
 from specsim.types import SpecsimError
 
@@ -45,7 +45,8 @@ def profile_fit(
     survival_1, survival_2, ..; where they do not, tau is fitted too, one for each method. With prompt_tokens and
     output_tokens the prompts in the steps are accounted for. Rows of role "check" are predicted and not fitted.
     Intervals hold the noise of the rows and the unknown taus. A row whose throughput is over 5 % above concurrency x
-    interactivity is refused; fitted rows that the fit misses are told of, on stderr and in the profile's notes.
+    interactivity is refused, as is one that leaves less than one request and may be of one GPU; fitted rows that the
+    fit misses are told of, on stderr and in the profile's notes.
 
     Example: specsim profile fit experiments/dsv4_pro_b300/rows.csv --gpus 8 --tp 8 --out out/dsv4-pro.json
     """
@@ -84,7 +85,7 @@ def profile_fit(
         ),
     )
     save_profile(profile, out)
-    for line in missed:
+    for line in [*doubtful_throughputs(rows), *missed]:
         typer.echo(f"warning: {line}", err=True)
     _print(fit, table, out)
     if json is not None:

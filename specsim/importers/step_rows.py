@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsim.files import csv_rows, read_text
@@ -36,7 +36,8 @@ def read_step_rows(path: str | Path) -> list[Row]:
     ``survival_1`` .. (unconditional, by position; a ``tau`` beside them must be theirs); ``running`` (requests that
     decode at a time); mean ``prompt_tokens`` and ``output_tokens``; ``role``: fit (default) or check (predicted only).
     Raises SpecsimError naming file, row (1: the first below the header) and column, also where a throughput is
-    more than its requests can read.
+    more than its requests can read, or so little (less than one request, of half the requests at most) that it may
+    be that of one GPU, unless ``running`` is told.
     """
     lines = ["" if line.startswith("#") else line.strip() for line in read_text(path).splitlines()]
     table = (cells for _, cells in csv_rows(path, lines, skipinitialspace=True) if cells)
@@ -124,6 +125,12 @@ def _check(where: str, row: Row) -> None:
                 f"{where}: throughput, interactivity: {requests:g} requests that read {row.interactivity:g} tokens/s "
                 f"each make at most {most:g}, got a throughput of {row.throughput:g}"
             )
+        if row.throughput < row.interactivity and _may_be_per_gpu(row):
+            raise SpecsimError(
+                f"{where}: throughput, interactivity: {row.throughput:g} tokens/s are {row.decoding:.3g} requests that "
+                f"read {row.interactivity:g} each, of {row.concurrency:g}: is the throughput per GPU? expected "
+                "tokens/s of all GPUs, or a running that says so"
+            )
     low, high = SPEEDS
     if not low <= row.speed <= high:
         raise SpecsimError(
@@ -136,6 +143,28 @@ def _check(where: str, row: Row) -> None:
             f"{where}: concurrency, gamma and prompt_tokens: expected at most {MAX_TOKENS:,} tokens in a step, got "
             f"{tokens:,.0f}"
         )
+
+
+def _may_be_per_gpu(row: Row) -> bool:
+    """Whether at most half of the requests decode, going by the two figures alone: what 2 GPUs or more divide by.
+
+    One user whose prompts take a third of the time stays above: 0.67 of a request decodes.
+    """
+    if row.throughput is None or row.interactivity is None or row.running is not None:
+        return False
+    return row.throughput <= row.concurrency * row.interactivity / 2 * (1 + ROUNDING)
+
+
+def doubtful_throughputs(rows: Sequence[Row]) -> list[str]:
+    """A line for each row of the least load at which half the requests or fewer decode: they hardly queue there."""
+    pairs = [(i, r) for i, r in enumerate(rows, 1) if r.throughput is not None and r.interactivity is not None]
+    least = min((row.concurrency for _, row in pairs), default=0)
+    return [
+        f"row {i} ({row.method} at concurrency {row.concurrency:g}): throughput / interactivity are "
+        f"{row.decoding:.3g} requests: is the throughput per GPU? expected tokens/s of all GPUs"
+        for i, row in pairs
+        if row.concurrency == least and _may_be_per_gpu(row)
+    ]
 
 
 def _tau(
