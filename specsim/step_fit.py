@@ -118,8 +118,16 @@ class StepFit:
         """The largest step that was fitted; beyond it the last slope goes on."""
         return float(self.best.tokens[-1])
 
+    @property
+    def first_tokens(self) -> float:
+        """The smallest step that was fitted; below it the first slope goes on, which the rows do not tell."""
+        return min(row.tokens(self.best.tau[row.method]) for row in self.rows if not row.check)
+
     def verify(self, solution: Solution | None = None) -> Additive:
-        """The step cost; bounded by the 2.5 and 97.5 % quantiles of the draws where ``solution`` is the best.
+        """The step cost, from 1 token on; bounded by the 2.5 and 97.5 % quantiles of the draws if of the best.
+
+        It begins below ``first_tokens`` though nothing was measured there: runs that drain go there, and a table
+        that began later would have no price, or with extrapolation its first one flat.
 
         Raises SpecsimError where the rows leave no time for the smallest step.
         """

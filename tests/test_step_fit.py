@@ -325,6 +325,27 @@ def test_a_throughput_that_may_be_of_one_gpu_is_doubted_at_the_least_load(tmp_pa
     assert "per GPU" not in err  # a queue explains the larger loads
 
 
+def test_steps_below_the_least_load_are_said_not_to_be_measured(tmp_path, capsys):
+    path, out, data = tmp_path / "rows.csv", tmp_path / "p.json", tmp_path / "fit.json"
+    path.write_text("concurrency,gamma,throughput\n100,0,1000\n200,0,1900\n")
+    with pytest.raises(SystemExit) as left:
+        main(["profile", "fit", str(path), "--draws", "20", "--out", str(out), "--json", str(data)])
+    assert left.value.code == 0
+    said = "nothing below 100 tokens was measured: the curve there is the fit's first slope"
+    printed, err = capsys.readouterr()
+    assert err == f"warning: {said}\n"
+    assert said in " ".join(printed.split())
+    profile = ss.load_profile(out)
+    assert profile.provenance.notes.startswith(said.capitalize() + ". ")
+    assert json.loads(data.read_text())["fitted_from_tokens"] == 100
+    run = ss.simulate(ss.Scenario(profile, ss.ClosedLoop(4, 1, 20, measured=8)))  # still priced
+    assert ss.summarize(run).iloc[-1]["throughput"] > 0
+
+    code, err, profile = fit_file(tmp_path, capsys, ["1,0,50,", "4,0,190,"])
+    assert (code, err) == (0, "")
+    assert "Nothing below" not in profile.provenance.notes
+
+
 def test_few_running_requests_are_taken_as_told(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("concurrency,gamma,throughput,interactivity,running\n1,0,12.5,100,0.125\n")
