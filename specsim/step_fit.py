@@ -35,7 +35,7 @@ ROUNDS = 4
 class Row:
     """One load of a benchmark.
 
-    ``method`` labels rows that share an unknown τ; ``gamma`` draft tokens are verified for every request.
+    ``method`` labels rows of one γ that share a τ; ``gamma`` draft tokens are verified for every request.
     ``throughput`` in tokens/s of all GPUs, ``interactivity`` in tokens/s a user; one may be missing. ``tau``:
     tokens a request and step, or None within ``tau_range``. ``prompt_tokens`` and ``output_tokens`` are the
     requests' means (0: prompts are left out). A ``check`` row is predicted, not fitted.
@@ -52,6 +52,13 @@ class Row:
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     check: bool = False
+
+    @property
+    def told_tau(self) -> float | tuple[float, float] | None:
+        """What the row says of τ: a number (1 without drafts), a range, or nothing."""
+        if not self.gamma:
+            return 1.0
+        return self.tau_range if self.tau is None else self.tau
 
     @property
     def decoding(self) -> float:
@@ -111,8 +118,16 @@ class StepFit:
         """The largest step that was fitted; beyond it the last slope goes on."""
         return float(self.best.tokens[-1])
 
+    @property
+    def first_tokens(self) -> float:
+        """The smallest step that was fitted; below it the first slope goes on, which the rows do not tell."""
+        return min(row.tokens(self.best.tau[row.method]) for row in self.rows if not row.check)
+
     def verify(self, solution: Solution | None = None) -> Additive:
-        """The step cost; bounded by the 2.5 and 97.5 % quantiles of the draws where ``solution`` is the best.
+        """The step cost, from 1 token on; bounded by the 2.5 and 97.5 % quantiles of the draws if of the best.
+
+        It begins below ``first_tokens`` though nothing was measured there: runs that drain go there, and a table
+        that began later would have no price, or with extrapolation its first one flat.
 
         Raises SpecsimError where the rows leave no time for the smallest step.
         """
@@ -171,7 +186,8 @@ def fit_steps(
     """Fit step costs to the rows that are not ``check``; see the module for the model.
 
     ``noise``: relative standard deviation of a row. Raises SpecsimError where the rows cannot tell: no row
-    without drafts, fewer than two loads, a checked method that no fitted row gives a τ.
+    without drafts, fewer than two loads, a checked method that no fitted row gives a τ; and where the rows of a
+    method contradict each other (two γ, two τ, a τ that only checked rows tell), naming them by number from 1.
     """
     _check(rows)
     problem = _Problem(rows, noise, smoothness, shrink)
@@ -187,14 +203,16 @@ class _Problem:
     def __init__(self, rows: Sequence[Row], noise: float, smoothness: float, shrink: float) -> None:
         self.rows = [row for row in rows if not row.check]
         self.noise, self.smoothness, self.shrink = noise, smoothness, shrink
-        self.fixed = {row.method: row.tau for row in rows if row.tau is not None} | {
-            row.method: 1.0 for row in rows if not row.gamma
-        }
+        told = {row.method: row.told_tau for row in rows if row.told_tau is not None}  # one a method: see _check
+        self.fixed = {method: tau for method, tau in told.items() if not isinstance(tau, tuple)}
+        ranges = {method: tau for method, tau in told.items() if isinstance(tau, tuple)}
         self.ranges = {
-            row.method: row.tau_range or (1.0, 1.0 + row.gamma) for row in self.rows if row.method not in self.fixed
+            row.method: ranges.get(row.method, (1.0, 1.0 + row.gamma))
+            for row in self.rows
+            if row.method not in self.fixed
         }
         self.methods = list(self.ranges)
-        self.told = {row.method for row in self.rows if row.tau_range is not None}  # not just the widest range
+        self.told = set(ranges)  # not just the widest range
         self.start = self.fixed | {m: (low + high) / 2 for m, (low, high) in self.ranges.items()}
         self.seqs = _doublings(max(row.decoding for row in self.rows))
 
@@ -266,6 +284,7 @@ class _Problem:
 
 
 def _check(rows: Sequence[Row]) -> None:
+    _check_methods(rows)
     fitted = [row for row in rows if not row.check]
     plain = {row.decoding for row in fitted if not row.gamma}
     if len(plain) < 2:
@@ -276,6 +295,47 @@ def _check(rows: Sequence[Row]) -> None:
             raise SpecsimError(
                 f"rows: method {row.method!r} is only checked: expected a tau, or a row of it to fit (at one user, say)"
             )
+
+
+def _check_methods(rows: Sequence[Row]) -> None:
+    """SpecsimError unless the rows of each method have one γ and tell at most one τ, the fitted ones too."""
+    first: dict[str, tuple[int, Row]] = {}  # by method, and the first that tells a τ
+    telling: dict[str, tuple[int, Row]] = {}
+    for i, row in enumerate(rows, 1):
+        j, other = first.setdefault(row.method, (i, row))
+        if row.gamma != other.gamma:
+            raise SpecsimError(
+                f"rows {j} and {i}: method {row.method!r} with gamma {other.gamma} and {row.gamma}, "
+                "expected one gamma in all rows of a method: they share a tau"
+            )
+        if row.told_tau is None:
+            continue
+        j, other = telling.setdefault(row.method, (i, row))
+        if not np.allclose(_span(row), _span(other), rtol=1e-9, atol=0):  # sums of survivals differ by their order
+            raise SpecsimError(
+                f"rows {j} and {i}: method {row.method!r} with {_words(other)} and {_words(row)}, "
+                "expected one tau or range in all rows of a method, or another method for each tau"
+            )
+    for method, (i, row) in telling.items():
+        fitted = [(j, other) for j, other in enumerate(rows, 1) if other.method == method and not other.check]
+        if fitted and all(other.told_tau is None for _, other in fitted):
+            raise SpecsimError(
+                f"rows {i} and {fitted[0][0]}: method {method!r} with {_words(row)} where it is only checked and none "
+                "where it is fitted, expected it in the fitted rows too"
+            )
+
+
+def _span(row: Row) -> tuple[float, float]:
+    """The τ that a row tells, from and to."""
+    told = row.told_tau
+    assert told is not None
+    return told if isinstance(told, tuple) else (told, told)
+
+
+def _words(row: Row) -> str:
+    """What a row tells of its τ, for an error."""
+    low, high = _span(row)
+    return f"tau {low:g}" if low == high else f"tau from {low:g} to {high:g}"
 
 
 def _doublings(last: float) -> Array:

@@ -15,7 +15,7 @@ from conftest import make_profile
 import specsim as ss
 from specsim.cli import main
 from specsim.hardware import Shape, step_cost
-from specsim.importers.step_rows import read_step_rows
+from specsim.importers.step_rows import doubtful_throughputs, read_step_rows
 from specsim.step_fit import Row, fit_steps
 from specsim.types import SpecsimError
 
@@ -48,7 +48,8 @@ def simulated(profile, loads=(1, 2, 4, 8, 16, 32, 64, 128, 256)):
             run = ss.simulate(ss.Scenario(profile, workload, drafter, scheduler), seed=0)
             s = ss.summarize(run).iloc[-1]
             tau = float(s["tau"]) if gamma else None
-            rows.append(Row(f"K={gamma}", gamma, users, s["throughput"], s["interactivity_p50"], tau))
+            method = f"K={gamma} at {users}" if gamma else "K=0"  # each load has a tau of its own
+            rows.append(Row(method, gamma, users, s["throughput"], s["interactivity_p50"], tau))
     return rows
 
 
@@ -150,6 +151,50 @@ def test_rows_that_cannot_tell_are_refused(rows, match):
         fit_steps(rows)
 
 
+PLAIN = [Row("none", 0, 1, 100.0), Row("none", 0, 4, 380.0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        (
+            [Row("m", 1, 1, 170.0), Row("m", 3, 1, 260.0)],
+            "rows 3 and 4: method 'm' with gamma 1 and 3, expected one gamma in all rows of a method",
+        ),
+        ([Row("none", 1, 1, 170.0)], "rows 1 and 3: method 'none' with gamma 0 and 1"),
+        (
+            [Row("m", 1, 1, 170.0, tau=1.9), Row("m", 1, 4, 600.0), Row("m", 1, 4, 600.0, tau=1.2)],
+            "rows 3 and 5: method 'm' with tau 1.9 and tau 1.2, expected one tau or range in all rows of a method",
+        ),
+        (
+            [Row("m", 1, 1, 170.0, tau_range=(1.7, 1.75)), Row("m", 1, 4, 600.0, tau_range=(1.2, 1.3))],
+            "rows 3 and 4: method 'm' with tau from 1.7 to 1.75 and tau from 1.2 to 1.3",
+        ),
+        (
+            [Row("m", 1, 1, 170.0, tau_range=(1.7, 1.75)), Row("m", 1, 4, 600.0, tau=1.7)],
+            "rows 3 and 4: method 'm' with tau from 1.7 to 1.75 and tau 1.7",
+        ),
+        (
+            [Row("m", 1, 1, 170.0, tau=1.7), Row("m", 1, 4, 600.0, tau=1.1, check=True)],
+            "rows 3 and 4: method 'm' with tau 1.7 and tau 1.1",
+        ),
+        (
+            [Row("m", 1, 1, 170.0), Row("m", 1, 4, 600.0, tau=1.1, check=True)],
+            "rows 4 and 3: method 'm' with tau 1.1 where it is only checked and none where it is fitted",
+        ),
+    ],
+)
+def test_rows_of_a_method_that_contradict_each_other_are_refused(rows, match):
+    with pytest.raises(SpecsimError, match=match):
+        fit_steps([*PLAIN, *rows], draws=2)
+
+
+def test_a_range_that_one_row_tells_holds_for_its_method():
+    told, untold = Row("m", 1, 1, 170.0, tau_range=(1.6, 1.65)), Row("m", 1, 4, 640.0)
+    for rows in ([told, untold], [untold, told]):
+        assert 1.6 <= fit_steps([*PLAIN, *rows], draws=2).best.tau["m"] <= 1.65
+
+
 HEAD = "concurrency,gamma,throughput,interactivity,tau"
 
 
@@ -185,6 +230,19 @@ def test_rows_of_a_file(tmp_path):
         (f"{HEAD}\n1,1.5,5,5,\n", "row 1: gamma: expected a whole number"),
         (f"{HEAD}\n1,1,5,5,2.5\n", r"row 1: tau: expected at most 1 \+ gamma = 2, got 2.5"),
         ("concurrency,gamma,throughput,survival_1,survival_2\n1,2,5,0.5,0.6\n", "2 shares that do not increase"),
+        (
+            "concurrency,gamma,throughput,tau,survival_1\n1,1,5,1.9,0.9\n1,1,5,1.89,0.9\n1,1,5,1.2,0.9\n",
+            r"row 3: tau, survival_1, ..: expected a tau of 1 \+ the survivals = 1.9, got 1.2",
+        ),
+        (
+            "concurrency,gamma,throughput,tau,tau_low,tau_high\n1,1,5,1.5,1.8,1.9\n",
+            "row 1: tau, tau_low, tau_high: expected tau, or survival_1, .., or tau_low and tau_high, not two of them",
+        ),
+        ("concurrency,gamma,throughput,tau,tau_low\n1,1,5,1.5,1.2\n", "row 1: tau, tau_low: expected tau, or"),
+        (
+            "concurrency,gamma,throughput,survival_1,tau_high\n1,1,5,0.9,1.8\n",
+            "row 1: survival_1, tau_high: expected tau, or survival_1",
+        ),
         ("concurrency,gamma,throughput,role\n1,2,5,both\n", "role: expected fit or check, got 'both'"),
         ("concurrency,gamma,throughput,running\n1,2,5,3\n", "running: expected at most the concurrency 1, got 3"),
         ("concurrency,gamma,throughput,prompt_tokens\n1,2,5,3\n", "output_tokens: expected a number of 1 or more"),
@@ -196,6 +254,13 @@ def test_rows_of_a_file(tmp_path):
             "concurrency,gamma,throughput,interactivity,running\n16,0,400,50,4\n",
             "row 1: throughput, interactivity: 4 requests .* at most 200, got a throughput of 400",
         ),
+        (
+            f"{HEAD}\n1,0,80,100,\n1,0,12.5,100,\n",
+            "row 2: throughput, interactivity: 12.5 tokens/s are 0.125 requests that read 100 each, of 1: is the "
+            "throughput per GPU. expected tokens/s of all GPUs, or a running",
+        ),
+        (f"{HEAD}\n6,0,75,100,\n", "row 1: .* 0.75 requests .* is the throughput per GPU"),
+        (f"{HEAD}\n1,0,52,100,\n", "row 1: .* 0.52 requests .* is the throughput per GPU"),
         (f"{HEAD},gamma\n1,0,100,,,3\n", "column 'gamma': stands twice in the header, expected each column once"),
         (f"{HEAD}\n\n# a note\n1,0,{'1' * 200_000},,\n", "line 4: expected CSV: field larger than field limit"),
         (f"{HEAD}\n1,0,1e300,,\n", r"row 1: throughput: expected 0.001 to 1,000,000 .*, got 1e\+300"),
@@ -246,6 +311,57 @@ def test_rows_that_the_fit_misses_are_told_of_on_stderr_and_in_the_notes(tmp_pat
     code, err, profile = fit_file(tmp_path, capsys, ["1,0,,50", "1,0,,51", "4,0,160,"])
     assert (code, err) == (0, "")
     assert "misses" not in profile.provenance.notes
+
+
+def test_a_throughput_that_may_be_of_one_gpu_is_doubted_at_the_least_load(tmp_path, capsys):
+    few = ["8,0,200,100", "16,0,360,90", "64,0,700,60"]
+    code, err, _ = fit_file(tmp_path, capsys, few, "--gpus", "4")
+    assert code == 0
+    assert "warning: row 1 (gamma=0 at concurrency 8): throughput / interactivity are 2 requests: is the" in err
+    assert "throughput per GPU? expected tokens/s of all GPUs\n" in err
+    assert "row 2" not in err
+    code, err, _ = fit_file(tmp_path, capsys, ["8,0,700,100", "16,0,360,90", "64,0,700,60"], "--noise", "0.5")
+    assert code == 0
+    assert "per GPU" not in err  # a queue explains the larger loads
+
+
+def test_steps_below_the_least_load_are_said_not_to_be_measured(tmp_path, capsys):
+    path, out, data = tmp_path / "rows.csv", tmp_path / "p.json", tmp_path / "fit.json"
+    path.write_text("concurrency,gamma,throughput\n100,0,1000\n200,0,1900\n")
+    with pytest.raises(SystemExit) as left:
+        main(["profile", "fit", str(path), "--draws", "20", "--out", str(out), "--json", str(data)])
+    assert left.value.code == 0
+    said = "nothing below 100 tokens was measured: the curve there is the fit's first slope"
+    printed, err = capsys.readouterr()
+    assert err == f"warning: {said}\n"
+    assert said in " ".join(printed.split())
+    profile = ss.load_profile(out)
+    assert profile.provenance.notes.startswith(said.capitalize() + ". ")
+    assert json.loads(data.read_text())["fitted_from_tokens"] == 100
+    run = ss.simulate(ss.Scenario(profile, ss.ClosedLoop(4, 1, 20, measured=8)))  # still priced
+    assert ss.summarize(run).iloc[-1]["throughput"] > 0
+
+    code, err, profile = fit_file(tmp_path, capsys, ["1,0,50,", "4,0,190,"])
+    assert (code, err) == (0, "")
+    assert "Nothing below" not in profile.provenance.notes
+
+
+def test_few_running_requests_are_taken_as_told(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("concurrency,gamma,throughput,interactivity,running\n1,0,12.5,100,0.125\n")
+    (row,) = read_step_rows(path)
+    assert row.decoding == 0.125
+    assert doubtful_throughputs([row]) == []
+
+
+def test_two_taus_under_one_method_are_one_line_that_names_the_file(tmp_path, capsys):
+    path, out = tmp_path / "rows.csv", tmp_path / "p.json"
+    path.write_text(f"{HEAD}\n1,0,100,,\n4,0,380,,\n1,1,150,,1.9\n4,1,500,,1.2\n")
+    with pytest.raises(SystemExit) as left:
+        main(["profile", "fit", str(path), "--out", str(out)])
+    err = capsys.readouterr().err
+    assert (left.value.code, out.exists(), err.count("\n")) == (2, False, 1)
+    assert f"error: {path}: rows 3 and 4: method 'gamma=1' with tau 1.9 and tau 1.2, expected" in err
 
 
 def test_loads_that_leave_no_time_for_one_token_are_refused(tmp_path, capsys):

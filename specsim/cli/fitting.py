@@ -12,7 +12,7 @@ from specsim.cli.inputs import check_filled, typed_command
 from specsim.files import check_apart, check_output
 from specsim.hardware import Profile, Provenance, save_profile
 from specsim.importers.profile_parts import check_gpus
-from specsim.importers.step_rows import read_step_rows
+from specsim.importers.step_rows import doubtful_throughputs, read_step_rows
 from specsim.step_fit import Row, StepFit, fit_steps
 from specsim.types import SpecsimError
 
@@ -20,6 +20,8 @@ OFF = 0.15
 """A fitted row that is further off is told of: the rows contradict each other, or steps are not such a sum."""
 BEYOND = 3
 """So is one that lies this many times the noise outside its own interval."""
+FEW = 2
+"""Tokens: one user's step, with the prompts in it, is smaller; what it does not reach is not worth a warning."""
 
 
 def profile_fit(
@@ -45,7 +47,8 @@ def profile_fit(
     survival_1, survival_2, ..; where they do not, tau is fitted too, one for each method. With prompt_tokens and
     output_tokens the prompts in the steps are accounted for. Rows of role "check" are predicted and not fitted.
     Intervals hold the noise of the rows and the unknown taus. A row whose throughput is over 5 % above concurrency x
-    interactivity is refused; fitted rows that the fit misses are told of, on stderr and in the profile's notes.
+    interactivity is refused, as is one that leaves less than one request and may be of one GPU; fitted rows that the
+    fit misses are told of, on stderr and in the profile's notes, as are small steps that no load reaches.
 
     Example: specsim profile fit experiments/dsv4_pro_b300/rows.csv --gpus 8 --tp 8 --out out/dsv4-pro.json
     """
@@ -84,14 +87,28 @@ def profile_fit(
         ),
     )
     save_profile(profile, out)
-    for line in missed:
+    for line in [*doubtful_throughputs(rows), *_unmeasured(fit), *missed]:
         typer.echo(f"warning: {line}", err=True)
     _print(fit, table, out)
     if json is not None:
         taus = {m: {"tau": t, "interval": fit.tau_interval(m)} for m, t in fit.best.tau.items()}
         show.write_json_file(
-            json, {"rows": table, "tau": taus, "profile": str(out), "fitted_to_tokens": fit.last_tokens}
+            json,
+            {
+                "rows": table,
+                "tau": taus,
+                "profile": str(out),
+                "fitted_from_tokens": fit.first_tokens,
+                "fitted_to_tokens": fit.last_tokens,
+            },
         )
+
+
+def _unmeasured(fit: StepFit) -> list[str]:
+    """A line where small steps were not measured; one user with its prompts is as small as steps get."""
+    if fit.first_tokens < FEW:
+        return []
+    return [f"nothing below {fit.first_tokens:,.0f} tokens was measured: the curve there is the fit's first slope"]
 
 
 def _missed(table: list[dict[str, Any]], noise: float) -> list[str]:
@@ -112,8 +129,9 @@ def _notes(fit: StepFit, noise: float, missed: list[str]) -> str:
     errors = [abs(fit.best.speed(row) / row.speed - 1) for row in fitted]
     taus = [f"{method} {tau:.2f} ({low:.2f}..{high:.2f})" for method, (tau, low, high) in fit.fitted_taus.items()]
     return (
-        f"Seconds by tokens, by sequences and for drafting, fitted to {len(fitted)} loads of relative noise {noise:g} "
-        f"(worst row {max(errors):.1%} off); prompts in the steps and the engine's host time are inside. "
+        "".join(f"{line[0].upper()}{line[1:]}. " for line in _unmeasured(fit))
+        + f"Seconds by tokens, by sequences and for drafting, fitted to {len(fitted)} loads of relative noise "
+        f"{noise:g} (worst row {max(errors):.1%} off); prompts in the steps and the engine's host time are inside. "
         f"low and high: 95 % of the draws. "
         + (f"Tokens a step that were fitted too, with 90 % intervals: {', '.join(taus)}. " if taus else "")
         + (f"Rows that the fit misses: {'; '.join(missed)}. " if missed else "")
@@ -161,8 +179,10 @@ def _print(fit: StepFit, table: list[dict[str, Any]], out: Path) -> None:
         for e in table
     ]
     heads = ["method", "users", "tokens", "tau", "step ms", "measured", "fit", "error", "90 % interval", ""]
-    beyond = any(e["extrapolated"] for e in table)
-    caption = f"* beyond the {fit.last_tokens:,.0f} tokens that were fitted: the last slope goes on" if beyond else None
+    captions = _unmeasured(fit)
+    if any(e["extrapolated"] for e in table):
+        captions.append(f"* beyond the {fit.last_tokens:,.0f} tokens that were fitted: the last slope goes on")
+    caption = "\n".join(captions) or None
     console.print(show.table("Tokens a second and user", heads, rows, caption))
     for method, (tau, low, high) in fit.fitted_taus.items():
         console.print(f"tau of {method}: {tau:.2f}, 90 % interval {low:.2f} – {high:.2f}")

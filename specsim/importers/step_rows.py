@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsim.files import csv_rows, read_text
@@ -23,6 +23,8 @@ SPEEDS = (1e-3, 1e6)
 ROUNDING = 0.05
 """By how much a throughput may exceed requests × interactivity. Figures are read off pictures, and one is a mean
 where the other is a median: vLLM's for DeepSeek-V4-Pro (experiments/dsv4_pro_b300) disagree by up to 3.0 %."""
+TAU_ROUNDING = 0.02
+"""By how much a told τ may differ from that of the survivals beside it: both are rounded."""
 
 
 def read_step_rows(path: str | Path) -> list[Row]:
@@ -30,11 +32,12 @@ def read_step_rows(path: str | Path) -> list[Row]:
 
     Needed: ``concurrency`` and ``gamma`` (draft tokens verified for every request, 0 without speculation), and
     ``throughput`` (tokens/s of all GPUs), ``interactivity`` (tokens/s a user) or both. Optional: ``method`` (rows
-    of one method share an unknown τ; default ``gamma=K``), ``tau``, or ``tau_low`` and ``tau_high``, or
-    ``survival_1`` .. (unconditional, by position); ``running`` (requests that decode at a time); mean
-    ``prompt_tokens`` and ``output_tokens``; ``role``: fit (default) or check (predicted only).
+    of one method share a τ, unknown or told; default ``gamma=K``), ``tau``, or ``tau_low`` and ``tau_high``, or
+    ``survival_1`` .. (unconditional, by position; a ``tau`` beside them must be theirs); ``running`` (requests that
+    decode at a time); mean ``prompt_tokens`` and ``output_tokens``; ``role``: fit (default) or check (predicted only).
     Raises SpecsimError naming file, row (1: the first below the header) and column, also where a throughput is
-    more than its requests can read.
+    more than its requests can read, or so little (less than one request, of half the requests at most) that it may
+    be that of one GPU, unless ``running`` is told.
     """
     lines = ["" if line.startswith("#") else line.strip() for line in read_text(path).splitlines()]
     table = (cells for _, cells in csv_rows(path, lines, skipinitialspace=True) if cells)
@@ -122,6 +125,12 @@ def _check(where: str, row: Row) -> None:
                 f"{where}: throughput, interactivity: {requests:g} requests that read {row.interactivity:g} tokens/s "
                 f"each make at most {most:g}, got a throughput of {row.throughput:g}"
             )
+        if row.throughput < row.interactivity and _may_be_per_gpu(row):
+            raise SpecsimError(
+                f"{where}: throughput, interactivity: {row.throughput:g} tokens/s are {row.decoding:.3g} requests that "
+                f"read {row.interactivity:g} each, of {row.concurrency:g}: is the throughput per GPU? expected "
+                "tokens/s of all GPUs, or a running that says so"
+            )
     low, high = SPEEDS
     if not low <= row.speed <= high:
         raise SpecsimError(
@@ -136,6 +145,28 @@ def _check(where: str, row: Row) -> None:
         )
 
 
+def _may_be_per_gpu(row: Row) -> bool:
+    """Whether at most half of the requests decode, going by the two figures alone: what 2 GPUs or more divide by.
+
+    One user whose prompts take a third of the time stays above: 0.67 of a request decodes.
+    """
+    if row.throughput is None or row.interactivity is None or row.running is not None:
+        return False
+    return row.throughput <= row.concurrency * row.interactivity / 2 * (1 + ROUNDING)
+
+
+def doubtful_throughputs(rows: Sequence[Row]) -> list[str]:
+    """A line for each row of the least load at which half the requests or fewer decode: they hardly queue there."""
+    pairs = [(i, r) for i, r in enumerate(rows, 1) if r.throughput is not None and r.interactivity is not None]
+    least = min((row.concurrency for _, row in pairs), default=0)
+    return [
+        f"row {i} ({row.method} at concurrency {row.concurrency:g}): throughput / interactivity are "
+        f"{row.decoding:.3g} requests: is the throughput per GPU? expected tokens/s of all GPUs"
+        for i, row in pairs
+        if row.concurrency == least and _may_be_per_gpu(row)
+    ]
+
+
 def _tau(
     where: str, gamma: int, number: Callable[..., float | None], survivals: list[str]
 ) -> tuple[float | None, tuple[float, float] | None]:
@@ -143,10 +174,21 @@ def _tau(
     tau, low, high = number("tau", 1, least=True), number("tau_low", 1, least=True), number("tau_high", 1, least=True)
     rates = [number(name, 0, least=True) for name in sorted(survivals, key=lambda n: int(n.removeprefix("survival_")))]
     told = [rate for rate in rates if rate is not None]
+    ends = {name: value for name, value in (("tau_low", low), ("tau_high", high)) if value is not None}
+    if ends and (tau is not None or told):
+        raise SpecsimError(
+            f"{where}: {', '.join(['survival_1' if tau is None else 'tau', *ends])}: expected tau, or survival_1, .., "
+            f"or tau_low and tau_high, not two of them"
+        )
     if told:
         if len(told) != gamma or any(b > a for a, b in zip([1.0, *told], told, strict=False)):
             raise SpecsimError(f"{where}: survival_K: expected {gamma} shares that do not increase, got {told}")
-        tau = 1 + sum(told) if tau is None else tau
+        total = 1 + sum(told)
+        if tau is not None and abs(tau / total - 1) > TAU_ROUNDING:
+            raise SpecsimError(
+                f"{where}: tau, survival_1, ..: expected a tau of 1 + the survivals = {total:g}, got {tau:g}"
+            )
+        tau = total if tau is None else tau
     for name, value in (("tau", tau), ("tau_high", high)):
         if value is not None and value > 1 + gamma:
             raise SpecsimError(f"{where}: {name}: expected at most 1 + gamma = {1 + gamma}, got {value:g}")
