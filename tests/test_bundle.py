@@ -509,6 +509,15 @@ def test_broken_yaml_and_json_are_one_line(tmp_path):
     with pytest.raises(SpecsimError, match=r"meta\.yaml: expected YAML: ") as error:
         load(folder)
     assert "\n" not in str(error.value)
+    for text, says in (
+        ("x: 2026-13-45", r"meta\.yaml: expected YAML: month must be in 1\.\.12"),
+        ("[" * 3000, r"meta\.yaml: expected YAML, got lists or mappings nested too deep"),
+        ("x: !!bool maybe", r"meta\.yaml: expected YAML: "),
+    ):
+        (folder / "meta.yaml").write_text(text)
+        with pytest.raises(SpecsimError, match=says) as error:
+            load(folder)
+        assert "\n" not in str(error.value)
     (folder / "meta.yaml").unlink()
     (folder / "config.json").write_text("{")
     with pytest.raises(SpecsimError, match=r"config\.json: expected JSON: "):

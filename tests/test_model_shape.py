@@ -60,6 +60,8 @@ def test_a_config_of_experts(tmp_path):
         ({"kv_lora_rank": 512}, r"kv_lora_rank: latent attention \(MLA\) is not described"),
         ({"text_config": {"hidden_size": 1}}, "text_config: a multimodal model"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: expected full_attention .* linear_att"),
+        ({"layer_types": 5}, "layer_types: expected a list of each layer's attention, got 5"),
+        ({"layer_types": "abc"}, "layer_types: expected a list of each layer's attention, got 'abc'"),
         ({"sliding_window": 4096}, "sliding_window: expected none .* got 4096"),
         ({"model_type": "mamba2"}, "model_type: expected one of llama"),
         ({"hidden_size": None}, "hidden_size: is missing"),

@@ -280,7 +280,10 @@ def _refuse_unlike(path: Path, config: _Config, more: dict[str, Any]) -> None:
     for key, what in UNLIKE.items():
         if more.get(key):
             raise SpecsimError(f"{path}: {key}: {what} is not described, expected grouped-query attention throughout")
-    kinds = {str(kind) for kind in more.get("layer_types") or ()} - {"full_attention"}
+    listed = [] if more.get("layer_types") is None else more["layer_types"]
+    if not isinstance(listed, list):
+        raise SpecsimError(f"{path}: layer_types: expected a list of each layer's attention, got {listed!r:.40}")
+    kinds = {str(kind) for kind in listed} - {"full_attention"}
     if kinds:
         raise SpecsimError(
             f"{path}: layer_types: expected full_attention throughout, got {', '.join(sorted(kinds))} too"

@@ -172,9 +172,13 @@ def _meta(*folders: Path) -> Mapping[str, Any]:
     path = next((folder / "meta.yaml" for folder in folders if (folder / "meta.yaml").exists()), None)
     if path is None:
         return {}
+    text = read_text(path)
     try:
-        data = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
+        data = yaml.safe_load(text)
+    except RecursionError as error:
+        raise SpecsimError(f"{path}: expected YAML, got lists or mappings nested too deep") from error
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+        # Values that its constructors cannot make, such as the day 2026-13-45, are errors of theirs and not YAMLErrors.
         raise SpecsimError(f"{path}: expected YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise SpecsimError(f"{path}: expected a mapping, got {type(data).__name__}")
