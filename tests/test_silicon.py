@@ -276,6 +276,10 @@ def test_names_told_that_are_not_those_of_the_prices_get_a_warning(answers: dict
             "--system g1 --draft-layers 500 --draft-gamma 7",
             "--draft-layers: expected at most the 20 layers of the model, got 500",
         ),
+        (
+            "--system g1 --tp 2 --gpus 8",
+            "--gpus: expected 2, --tp: the prices are those of so many GPUs, got 8",
+        ),
         ("--system g1 --backend llama", "--backend: expected one of vllm, sglang, trtllm, got 'llama'"),
     ],
 )

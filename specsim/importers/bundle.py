@@ -86,12 +86,21 @@ def read_bundle(path: Path, ask: Ask) -> Found:
         device=str(meta["gpu"]) if meta.get("gpu") else None,
         engine="vLLM" if meta.get("vllm_version") else None,
         tp=place.tp,
+        gpus=_gpus(place.tp, ask.expert_parallel or 1),
         kv_bytes_per_token=shape.kv_bytes_per_token,
         date=str(meta["profiled_at"]) if meta.get("profiled_at") else None,
         versions=versions,
         notes=tuple(notes),
         warnings=tuple(text for text in (warning, place.doubt) if text),
     )
+
+
+def _gpus(tp: int, ranks: int) -> tuple[int, ...]:
+    """GPUs that one replica may have: those of a shard, or of all the ranks that share the experts.
+
+    With experts shared by data-parallel ranks either may be the replica: one rank, of ``tp`` GPUs, or all of them.
+    """
+    return (tp, ranks) if ranks > tp and ranks % tp == 0 else (tp,)
 
 
 # Finding the parts

@@ -83,7 +83,7 @@ def read_silicon(path: Path, text: str, ask: Ask) -> Found:
     said = profile.provenance
     return Found(
         verify=profile.verify, source=said.source, draft=profile.draft, name=profile.name, model=profile.model,
-        device=profile.device, engine=profile.engine, tp=profile.tp, kv_tokens=profile.kv_tokens,
+        device=profile.device, engine=profile.engine, tp=profile.tp, gpus=(profile.tp,), kv_tokens=profile.kv_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token, max_num_tokens=profile.max_num_tokens,
         versions=said.versions, notes=(said.notes or "",), warnings=tuple(_other_names(path, ask, profile)),
     )  # fmt: skip
