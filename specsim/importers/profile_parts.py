@@ -150,6 +150,12 @@ def build_profile(path: Path, found: Found, ask: Ask) -> Profile:
         told = " or ".join(map(str, found.gpus))
         what = "--tp" if len(found.gpus) == 1 else "--tp or the ranks of --expert-parallel"
         raise SpecsimError(f"--gpus: expected {told}, {what}: the prices are those of so many GPUs, got {ask.gpus}")
+    first = found.verify.range[0]
+    if ask.max_num_tokens is not None and ask.max_num_tokens < first:
+        raise SpecsimError(
+            f"--max-num-tokens: expected at least {first}, the first size that {path} has a price for, "
+            f"got {ask.max_num_tokens}"
+        )
     notes = [*found.notes, *found.warnings]
     if ask.gpus is None and ask.tp is None and found.tp is None:
         notes.append("GPUs were not told: one is assumed.")
