@@ -87,6 +87,7 @@ FP8_GROUP = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}
 INT4_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "targets": ["Linear"]}
 
 
+@pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -108,16 +109,14 @@ INT4_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "targets": ["Linear"]}
     ],
     ids=str,
 )  # fmt: skip
-def test_quantized_weights_are_refused_unless_they_are_fp8_and_said_to_be(run, tmp_path, given, words):
-    read(tmp_path, LLAMA, quantization_config=given)  # the shape alone: nothing is priced
+def test_quantized_weights_are_refused_unless_they_are_fp8_and_said_to_be(run, tmp_path, field, given, words):
+    read(tmp_path, LLAMA, **{field: given})  # the shape alone: nothing is priced
     path, out = tmp_path / "some-model", tmp_path / "p.json"
     command = ("profile", "roofline", "--model", path, "--device", "h200", "--out", out)
     code, text, err = run(*command)
     assert (code, text) == (2, "")
     assert err.count("\n") == 1
-    assert re.search(
-        rf"config\.json: quantization_config: {words or 'its weights are fp8, expected --dtype fp8, got bf16'}", err
-    )
+    assert re.search(rf"config\.json: {field}: {words or 'its weights are fp8, expected --dtype fp8, got bf16'}", err)
     code, _, err = run(*command, "--dtype", "fp8")
     assert (code == 0) == (words is None)
     if words:
