@@ -228,11 +228,11 @@ def test_answers_go_before_what_the_bundle_says(tmp_path):
         model="tiny-1b",
         device="GPU Y",
         engine="other",
-        gpus=2,
+        gpus=1,
         max_num_tokens=8,
         date="2026-08-14",
     )
-    assert (p.name, p.model, p.device, p.engine, p.gpus) == ("mine", "tiny-1b", "GPU Y", "other", 2)
+    assert (p.name, p.model, p.device, p.engine, p.gpus) == ("mine", "tiny-1b", "GPU Y", "other", 1)
     assert (p.last_tokens, p.provenance.date) == (8, "2026-08-14")
 
 
@@ -331,6 +331,12 @@ def test_experts_spread_over_ranks(tmp_path):
     assert flat.verify.tokens.seconds[0] * 1e6 == pytest.approx(3 + 3 * SPARSE_LAYER + 3 * 7)
     with pytest.raises(SpecsimError, match=r"moe\.csv: ep: expected rows of 4 ranks .* got none"):
         load(tmp_path / "c", expert_parallel=4)
+    # A replica is one of the ranks, or all of them.
+    assert [load(tmp_path / "b", expert_parallel=4, gpus=gpus).gpus for gpus in (None, 1, 4)] == [1, 1, 4]
+    with pytest.raises(SpecsimError, match=r"--gpus: expected 1 or 4, --tp or the ranks of .* got 8"):
+        load(tmp_path / "b", expert_parallel=4, gpus=8)
+    with pytest.raises(SpecsimError, match="--gpus: expected 1, --tp: the prices are those of so many GPUs, got 8"):
+        load(tmp_path / "b", gpus=8)
     with pytest.raises(SpecsimError, match="--expert-parallel: expected a divisor of the 8 experts, got 3"):
         load(tmp_path / "b", expert_parallel=3)
 
@@ -509,6 +515,15 @@ def test_broken_yaml_and_json_are_one_line(tmp_path):
     with pytest.raises(SpecsimError, match=r"meta\.yaml: expected YAML: ") as error:
         load(folder)
     assert "\n" not in str(error.value)
+    for text, says in (
+        ("x: 2026-13-45", r"meta\.yaml: expected YAML: month must be in 1\.\.12"),
+        ("[" * 3000, r"meta\.yaml: expected YAML, got lists or mappings nested too deep"),
+        ("x: !!bool maybe", r"meta\.yaml: expected YAML: "),
+    ):
+        (folder / "meta.yaml").write_text(text)
+        with pytest.raises(SpecsimError, match=says) as error:
+            load(folder)
+        assert "\n" not in str(error.value)
     (folder / "meta.yaml").unlink()
     (folder / "config.json").write_text("{")
     with pytest.raises(SpecsimError, match=r"config\.json: expected JSON: "):

@@ -186,3 +186,16 @@ def test_two_names_of_the_model_are_told(tmp_path, name, warns):
     for warning in warnings:
         assert "config.json names the model org/Tiny-2B, meta.yaml org/Tiny-1B" in warning
         assert warning in profile.provenance.notes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "variant", "warns"),
+    [("float32", "bf16", 1), ("bfloat16", "bf16", 0), ("float32", "fp8-kvfp8", 0), ("float16", "bf16", 0)],
+)
+def test_numbers_of_another_width_than_those_measured_are_told(tmp_path, dtype, variant, warns):
+    folder = bundle(tmp_path / "b", config=CONFIG | {"torch_dtype": dtype}, meta=META | {"variant": variant})
+    profile, warnings = load_profile_source(folder)
+    assert len(warnings) == warns
+    for warning in warnings:
+        assert "config.json has numbers of 4 bytes (torch_dtype), meta.yaml's variant is bf16: KV and all" in warning
+        assert warning in profile.provenance.notes

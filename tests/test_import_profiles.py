@@ -198,13 +198,67 @@ def test_the_source_is_no_draft_file_and_neither_are_times_of_verification(write
             SPS | {"sample_steps_per_sec": [0.01, 0.008, 0.005]},
             "The longest step lasts 200 s: are these rates, steps per second, and not seconds?",
         ),
+        ({"verify": {"1": 0.005, "8": 0.007}}, "The shortest step lasts 5 µs: are these ms, as a table verify without"),
+        ("tokens,ms\n1,0.03\n8,0.07\n", "The shortest step lasts 30 µs: are these times, in the unit that is told?"),
+        (
+            SPS | {"sample_steps_per_sec": [5e5, 4e5, 3e5]},
+            "The shortest step lasts 2 µs: are these rates, steps per second, and not seconds?",
+        ),
+        (
+            ADDITIVE | {"bias_seconds": 1e-5, "theta_seconds": [0.0, 1e-5]},
+            "The shortest step lasts 10 µs: are these times, in the unit that is told?",
+        ),
         (ADDITIVE | {"bias_seconds": 10}, "The longest step lasts 10.01 s: are these times, in the unit that is told?"),
     ],
 )
 def test_steps_that_no_engine_takes_get_a_warning(write, content, says):
     profile, warnings = load(write(content))
-    assert says in warnings
+    assert any(warning.startswith(says) for warning in warnings)
     assert says in profile.provenance.notes
+
+
+def test_drafting_in_another_unit_than_verification_gets_a_warning(write, tmp_path, run):
+    content = "part,x,ms\ndraft,1,500\ndraft,4,1000\nverify,1,5\nverify,16,20\n"  # drafting in microseconds
+    profile, warnings = load(write(content), capture_limit=16)
+    says = "Drafting for 1 sequence lasts 0.5 s, 100 verify steps of them (0.005 s each): is the drafting in the same"
+    assert [w for w in warnings if w.startswith(says)] == warnings
+    assert says in profile.provenance.notes
+    assert load(write(content.replace("500", "90").replace("1000", "100")), capture_limit=16)[1] == []
+    # A table that starts above one sequence: at its first size.
+    late = {"verify": {"8": 5.0, "16": 6.0}, "draft": {"1": 500.0, "32": 600.0}}
+    assert says in load(write(late), capture_limit=16)[0].provenance.notes
+    data = tmp_path / "d.json"
+    _, printed, _ = run("profile", "import", write(TABLES), "--out", tmp_path / "p.json", "--json", data)
+    assert "Drafting: 0.5 ms for 1 sequence to 1 ms for 4 sequences" in printed
+    assert json.loads(data.read_text())["drafting"][0] == {"num_seqs": 1, "seconds": 0.0005}
+    assert "Drafting" not in run("profile", "import", write(SPS), "--out", tmp_path / "p.json")[1]
+
+
+def test_host_time_that_looks_like_milliseconds_gets_a_warning(write):
+    path = write(SPS)
+    says = "The host takes 1.2 s a step (--host-seconds): are these seconds, not ms?"
+    assert load(path, host_seconds=1.2)[1] == [says]
+    assert load(path, host_seconds=0.1)[1] == []
+
+
+def test_fewer_tokens_than_the_first_size_are_refused(write):
+    path = write("tokens,ms\n8,5\n16,6\n")
+    assert load(path, max_num_tokens=8)[0].max_num_tokens == 8
+    with pytest.raises(SpecsimError, match=r"--max-num-tokens: expected at least 8, the first size .* got 4"):
+        load(path, max_num_tokens=4)
+
+
+@pytest.mark.parametrize(("name", "fine"), [("draft_ms", False), ("drafter (ms)", False), ("verify_draft_ms", True)])
+def test_a_times_name_tells_another_role(write, name, fine):
+    path = write(f"num_tokens,{name}\n1,5\n8,6\n")
+    if fine:
+        load(path)
+    else:
+        with pytest.raises(SpecsimError, match=r": expected the times of verify steps, got those of draft: .* --draft"):
+            load(path)
+    draft = write("num_seqs,verify_ms\n1,5\n8,6\n", "d.csv")
+    with pytest.raises(SpecsimError, match=r"d\.csv: column 'verify_ms': expected the times of draft steps"):
+        load(write(SPS), draft=draft)
 
 
 def test_without_a_capture_limit_vllms_tables_are_stairs_all_the_way_and_it_says_so(write):

@@ -60,6 +60,8 @@ def test_a_config_of_experts(tmp_path):
         ({"kv_lora_rank": 512}, r"kv_lora_rank: latent attention \(MLA\) is not described"),
         ({"text_config": {"hidden_size": 1}}, "text_config: a multimodal model"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: expected full_attention .* linear_att"),
+        ({"layer_types": 5}, "layer_types: expected a list of each layer's attention, got 5"),
+        ({"layer_types": "abc"}, "layer_types: expected a list of each layer's attention, got 'abc'"),
         ({"sliding_window": 4096}, "sliding_window: expected none .* got 4096"),
         ({"model_type": "mamba2"}, "model_type: expected one of llama"),
         ({"hidden_size": None}, "hidden_size: is missing"),
@@ -85,6 +87,7 @@ FP8_GROUP = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}
 INT4_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "targets": ["Linear"]}
 
 
+@pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -106,16 +109,14 @@ INT4_GROUP = {"weights": {"num_bits": 4, "type": "int"}, "targets": ["Linear"]}
     ],
     ids=str,
 )  # fmt: skip
-def test_quantized_weights_are_refused_unless_they_are_fp8_and_said_to_be(run, tmp_path, given, words):
-    read(tmp_path, LLAMA, quantization_config=given)  # the shape alone: nothing is priced
+def test_quantized_weights_are_refused_unless_they_are_fp8_and_said_to_be(run, tmp_path, field, given, words):
+    read(tmp_path, LLAMA, **{field: given})  # the shape alone: nothing is priced
     path, out = tmp_path / "some-model", tmp_path / "p.json"
     command = ("profile", "roofline", "--model", path, "--device", "h200", "--out", out)
     code, text, err = run(*command)
     assert (code, text) == (2, "")
     assert err.count("\n") == 1
-    assert re.search(
-        rf"config\.json: quantization_config: {words or 'its weights are fp8, expected --dtype fp8, got bf16'}", err
-    )
+    assert re.search(rf"config\.json: {field}: {words or 'its weights are fp8, expected --dtype fp8, got bf16'}", err)
     code, _, err = run(*command, "--dtype", "fp8")
     assert (code == 0) == (words is None)
     if words:

@@ -300,6 +300,32 @@ def test_profiles_of_one_gpu_are_compared_in_per_cent(run, tmp_path):
     assert [found[i] for i in (0, 2, 3)] == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "compared"),
+    [
+        ("RTX 6000 Ada", "RTX PRO 6000", False),
+        ("H100 PCIe", "H100 SXM", False),
+        ("H200 NVL", "NVIDIA H200", False),
+        ("A100 40GB SXM", "A100-SXM4-80GB", False),
+        ("unknown", "unknown", False),
+        ("H200 SXM", "NVIDIA H200", True),
+        ("B200 SXM", "NVIDIA B200", True),
+        ("NVIDIA A100 80GB SXM", "A100", True),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5", True),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server Edition", True),
+    ],
+)
+def test_gpus_of_other_names_are_not_compared(run, tmp_path, one, other, compared):
+    paths = [
+        save_profile(make_profile(name=f"p{i}", model="M-8B", device=device), tmp_path / f"{i}.json")
+        for i, device in enumerate((one, other))
+    ]
+    text, _ = shown(run, tmp_path, *paths)
+    assert ("vs first" in text, "not compared" in text) == (compared, not compared)
+    assert ("p1 and p0: the model or the GPU is not told: not compared" in text) == (one == "unknown")
+
+
 def test_a_trace_says_what_schedulers_would_do(run, tmp_path):
     text, data = shown(run, tmp_path, B300, "--trace", TRACE, "--gamma", 5, "--num-seqs", 16)
     assert "what schedulers do with blocks of γ = 5" in text

@@ -258,6 +258,28 @@ def test_names_told_that_are_not_those_of_the_prices_get_a_warning(answers: dict
     assert all(warning in (profile.provenance.notes or "") for warning in said)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "width", "noted", "warned"),
+    [("fp8", 1.0, True, True), ("fp8", 2.0, True, False), ("bfloat16", 2.0, False, False), ("fp8", None, False, False)],
+)
+def test_the_format_of_kv_is_told_beside_weights_of_8_bits(
+    dtype: str, width: float | None, noted: bool, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = deployment(dtype=dtype, kv_number_bytes=width)
+    monkeypatch.setattr(silicon, "_open", lambda *answers: (Handle(), facts))
+    profile, warnings = load_profile_source("Any/Model-1B", "aiconfigurator", Ask(system="g1"))
+    assert (f"(bytes per number: {width or 0:g})." in (profile.provenance.notes or "")) == noted
+    assert [w.startswith("KV numbers of 1 byte were not asked for") for w in warnings] == [True] * warned
+
+
+def test_bytes_of_a_kv_number_are_those_of_the_heads_on_a_gpu() -> None:
+    config = {"n_kv": 8, "d": 128, "layers": 64}
+    assert silicon._number_bytes(config, 131072, 1) == 1
+    assert silicon._number_bytes(config, 32768 * 2, 4) == 2
+    assert silicon._number_bytes(config, 2 * 64 * 128 * 2, 16) == 2  # a whole head on each of more GPUs than heads
+    assert silicon._number_bytes({"layers": 64}, 1, 1) is None
+
+
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -275,6 +297,10 @@ def test_names_told_that_are_not_those_of_the_prices_get_a_warning(answers: dict
         (
             "--system g1 --draft-layers 500 --draft-gamma 7",
             "--draft-layers: expected at most the 20 layers of the model, got 500",
+        ),
+        (
+            "--system g1 --tp 2 --gpus 8",
+            "--gpus: expected 2, --tp: the prices are those of so many GPUs, got 8",
         ),
         ("--system g1 --backend llama", "--backend: expected one of vllm, sglang, trtllm, got 'llama'"),
     ],

@@ -235,15 +235,29 @@ def _differences(profiles: dict[str, Profile], curves: dict[str, Prices]) -> dic
 
 
 def _same_hardware(one: Profile, other: Profile) -> bool:
-    """Whether both are of one model on as many GPUs of one kind, however that is written."""
+    """Whether both are of one model on as many GPUs of one kind, however that is written; not where it is not told."""
 
     def key(profile: Profile) -> tuple[Any, ...]:
-        # What tells GPUs apart has a digit in it (H200, B300, 4090), unless it is a memory size.
-        words = re.findall(r"[a-z]*\d+[a-z]*", profile.device.lower())
         model = re.sub(r"[^a-z0-9]", "", profile.model.lower().rpartition("/")[2])
-        return frozenset(w for w in words if not w.endswith("gb")), model, profile.gpus, profile.tp
+        return _gpu(profile)[0], model, profile.gpus, profile.tp
 
-    return key(one) == key(other)
+    sizes = {size for profile in (one, other) if (size := _gpu(profile)[1])}
+    return _told(one) and _told(other) and key(one) == key(other) and len(sizes) <= 1
+
+
+def _told(profile: Profile) -> bool:
+    return not {profile.model.lower(), profile.device.lower()} & {"unknown", "not published"}
+
+
+def _gpu(profile: Profile) -> tuple[str, str]:
+    """The GPU's name without what some leave out, and its memory ("" where the name does not tell it).
+
+    Its maker calls the one of a SXM board by the bare name and the others H100 PCIe, H200 NVL and the like.
+    """
+    words = " ".join(re.findall(r"[a-z0-9]+", profile.device.lower()))
+    memory = re.search(r"\b(\d+) ?gi?b\b", words)
+    words = re.sub(r"\b(nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?|\d+ ?gi?b)\b", "", words)
+    return words.replace(" ", ""), memory[1] if memory else ""
 
 
 def _print_steps(
@@ -290,7 +304,9 @@ def _print_steps(
             )
     for name in list(profiles)[1:]:
         if name not in differences:
-            console.print(f"{name} is of another model or other GPUs than {first}: not compared")
+            told = _told(profiles[first]) and _told(profiles[name])
+            why = f"is of another model or other GPUs than {first}" if told else "the model or the GPU is not told"
+            console.print(f"{name}{'' if told else ' and ' + first + ':'} {why}: not compared")
 
 
 def _room(profile: Profile, context: int) -> str:

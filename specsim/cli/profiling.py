@@ -139,13 +139,18 @@ def _print_imported(profile: Profile, out: Path, json: Path | None) -> None:
     title = f"{profile.name}: {profile.model} on {profile.gpus} × {profile.device}, {profile.verify.type}"
     console = show.console()
     console.print(show.table(title, ["step", "tokens B", "ms", "tok/s"], rows))
+    drafting = list(zip(profile.draft.num_seqs, profile.draft.seconds, strict=True)) if profile.draft else []
+    if any(seconds for _, seconds in drafting):  # zero where the steps hold it: the notes say so
+        ends = [f"{show.milliseconds(seconds)} ms for {n:,} sequence{'s' * (n != 1)}" for n, seconds in drafting]
+        console.print(f"Drafting: {' to '.join(dict.fromkeys((ends[0], ends[-1])))}", soft_wrap=True)
     if profile.kv_tokens is None:
         console.print(NO_LIMIT, soft_wrap=True)
     notes = profile.provenance.notes
     console.print(f"Notes: {notes or '–'}\nWrote {out}", soft_wrap=True)
     if json is not None:
+        drafts = [{"num_seqs": n, "seconds": seconds} for n, seconds in drafting]
         data = {"name": profile.name, "model": profile.model, "device": profile.device, "type": profile.verify.type}
-        show.write_json_file(json, data | {"steps": steps, "notes": notes})
+        show.write_json_file(json, data | {"steps": steps, "drafting": drafts, "notes": notes})
 
 
 def _examples(profile: Profile) -> list[tuple[Shape, int, str]]:

@@ -280,7 +280,10 @@ def _refuse_unlike(path: Path, config: _Config, more: dict[str, Any]) -> None:
     for key, what in UNLIKE.items():
         if more.get(key):
             raise SpecsimError(f"{path}: {key}: {what} is not described, expected grouped-query attention throughout")
-    kinds = {str(kind) for kind in more.get("layer_types") or ()} - {"full_attention"}
+    listed = [] if more.get("layer_types") is None else more["layer_types"]
+    if not isinstance(listed, list):
+        raise SpecsimError(f"{path}: layer_types: expected a list of each layer's attention, got {listed!r:.40}")
+    kinds = {str(kind) for kind in listed} - {"full_attention"}
     if kinds:
         raise SpecsimError(
             f"{path}: layer_types: expected full_attention throughout, got {', '.join(sorted(kinds))} too"
@@ -296,9 +299,12 @@ def _refuse_unlike(path: Path, config: _Config, more: dict[str, Any]) -> None:
 
 def _check_weights(path: Path, weights: Dtype) -> None:
     """Refuse a config.json of quantized weights, unless they are fp8 and ``weights`` says so too."""
-    given = (read_json(path, _Config).model_extra or {}).get("quantization_config")
-    if not given:
+    more = read_json(path, _Config).model_extra or {}
+    # compressed-tensors wrote the second name at first.
+    field = next((name for name in ("quantization_config", "compression_config") if more.get(name)), None)
+    if field is None:
         return
+    given = more[field]
     told: dict[str, Any] = given if isinstance(given, dict) else {}
     method = str(told.get("quant_method") or "quantized")
     algorithm = str(told.get("quant_algo") or "")  # modelopt
@@ -309,9 +315,9 @@ def _check_weights(path: Path, weights: Dtype) -> None:
         bits = "4" if told.get("load_in_4bit") else told.get("bits")
         told_more = algorithm or "; ".join(sorted(formats)) or (f"{bits} bits" if bits else "")
         what = f"{method} ({told_more})" if told_more else method
-        raise SpecsimError(f"{path}: quantization_config: {what} is not described, expected bf16 or fp8 weights")
+        raise SpecsimError(f"{path}: {field}: {what} is not described, expected bf16 or fp8 weights")
     if weights != "fp8":
-        raise SpecsimError(f"{path}: quantization_config: its weights are fp8, expected --dtype fp8, got {weights}")
+        raise SpecsimError(f"{path}: {field}: its weights are fp8, expected --dtype fp8, got {weights}")
 
 
 def _moe_layers(config: _Config) -> int:

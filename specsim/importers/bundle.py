@@ -40,6 +40,9 @@ MOE = ("tokens", "activated_experts", "time_us")
 RAW = ("skew.csv", "step.csv", "mtp.csv")
 """Raw measurements behind others, whole steps for checking, and a drafter's kernels: no part of the target's step."""
 
+WIDTHS = {"bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0, "fp32": 4.0, "float32": 4.0}
+"""Bytes of a number by the first word of meta.yaml's variant; weights of 8 bits say nothing of the rest."""
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -86,12 +89,21 @@ def read_bundle(path: Path, ask: Ask) -> Found:
         device=str(meta["gpu"]) if meta.get("gpu") else None,
         engine="vLLM" if meta.get("vllm_version") else None,
         tp=place.tp,
+        gpus=_gpus(place.tp, ask.expert_parallel or 1),
         kv_bytes_per_token=shape.kv_bytes_per_token,
         date=str(meta["profiled_at"]) if meta.get("profiled_at") else None,
         versions=versions,
         notes=tuple(notes),
-        warnings=tuple(text for text in (warning, place.doubt) if text),
+        warnings=tuple(text for text in (warning, _other_format(place, config, shape), place.doubt) if text),
     )
+
+
+def _gpus(tp: int, ranks: int) -> tuple[int, ...]:
+    """GPUs that one replica may have: those of a shard, or of all the ranks that share the experts.
+
+    With experts shared by data-parallel ranks either may be the replica: one rank, of ``tp`` GPUs, or all of them.
+    """
+    return (tp, ranks) if ranks > tp and ranks % tp == 0 else (tp,)
 
 
 # Finding the parts
@@ -172,9 +184,13 @@ def _meta(*folders: Path) -> Mapping[str, Any]:
     path = next((folder / "meta.yaml" for folder in folders if (folder / "meta.yaml").exists()), None)
     if path is None:
         return {}
+    text = read_text(path)
     try:
-        data = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
+        data = yaml.safe_load(text)
+    except RecursionError as error:
+        raise SpecsimError(f"{path}: expected YAML, got lists or mappings nested too deep") from error
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+        # Values that its constructors cannot make, such as the day 2026-13-45, are errors of theirs and not YAMLErrors.
         raise SpecsimError(f"{path}: expected YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise SpecsimError(f"{path}: expected a mapping, got {type(data).__name__}")
@@ -219,6 +235,18 @@ def _check_model(place: _Place, config: Path, shape: ModelShape, ask: Ask) -> st
     check_shards(config, shape, overrides if isinstance(overrides, dict) else {}, _degrees(place.meta) or [place.tp])
     check_known(config, shape, model)
     return other_name(config, shape, model)
+
+
+def _other_format(place: _Place, config: Path, shape: ModelShape) -> str | None:
+    """A warning where config.json's numbers are not as wide as those that meta.yaml's variant tells were measured."""
+    variant = str(place.meta.get("variant") or "")
+    width = WIDTHS.get(variant.lower().partition("-")[0])
+    if width in (None, shape.dtype_bytes):
+        return None
+    return (
+        f"{config} has numbers of {shape.dtype_bytes:g} bytes (torch_dtype), meta.yaml's variant is {variant}: KV "
+        f"and all-reduces are those of {shape.dtype_bytes:g} bytes, the kernel times of {width:g}."
+    )
 
 
 def _check_files(place: _Place) -> None:

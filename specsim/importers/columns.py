@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,9 @@ _COLUMNS = {
     "part": ("part",),
 }
 _NAMED = {name: ours for ours, names in _COLUMNS.items() for name in names}
+
+_ROLES = {"verify": {"verify", "verification", "target"}, "draft": {"draft", "drafting", "drafter"}}
+"""Words in a time's name that tell what was timed."""
 
 
 class Row:
@@ -118,6 +122,14 @@ def _header(path: Path, heads: list[str], ask: Ask, first: str) -> tuple[list[st
         if name and names.count(name) > 1:
             raise SpecsimError(f"{path}: expected one column {name}, got {names.count(name)}")
     timed, unit = next(iter(said)), units.pop()
+    role, other = ("draft", "verify") if first == "num_seqs" else ("verify", "draft")
+    words = set(re.findall("[a-z]+", heads[timed].lower()))
+    if "part" not in names and words & _ROLES[other] and not words & _ROLES[role]:
+        where = "another file with --draft" if role == "verify" else "the source"
+        raise SpecsimError(
+            f"{path}: column {heads[timed]!r}: expected the times of {role} steps, got those of {other}: "
+            f"they belong into {where}, or into a table with a column part"
+        )
     if ask.unit is not None:
         told = told_unit(ask.unit)
         if unit not in (None, told):

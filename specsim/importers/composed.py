@@ -14,6 +14,8 @@ from specsim.importers.tabulate import round_to, steps, thin, thin_rows
 from specsim.types import SpecsimError
 
 PACKAGE = "aiconfigurator-core"
+KV_NOTE = "KV format by AIConfigurator's choice for such weights (bytes per number: {})."
+"""Said where weights are not of 16 bits, or KV is not."""
 CURVE_TOLERANCE = 0.003
 GRID_TOLERANCE = 0.015
 FIRST_CONTEXT = 16
@@ -33,7 +35,8 @@ class Deployment:
     """What is deployed where, and what of it is not a time.
 
     ``context`` is the longest sequence, ``kv_tokens`` and ``kv_bytes_per_token`` are those of all ``tp`` GPUs
-    together, ``memory`` says how ``kv_tokens`` came about, ``database`` the version of the engine measured.
+    together, ``kv_number_bytes`` those of each number in it (None: not told), ``memory`` says how ``kv_tokens`` came
+    about, ``database`` the version of the engine measured.
     """
 
     model: str
@@ -48,6 +51,7 @@ class Deployment:
     memory: str
     database: str
     package: str
+    kv_number_bytes: float | None = None
 
 
 def compose(
@@ -118,6 +122,9 @@ def compose(
         "CUDA-graph sizes, no sampler, and prefill attention adds to decode attention; measured steps have been "
         "longer at large batches with long contexts (ai-dynamo/aiconfigurator issue 1148).",
     ]
+    width = deployment.kv_number_bytes
+    if width is not None and (width != 2 or deployment.dtype not in ("bfloat16", "float16")):
+        notes.append(KV_NOTE.format(f"{width:g}"))
     if draft is not None:
         notes.append(
             f"The draft cost is composed, not measured: {draft_layers} layers of the model in one parallel pass over "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from specsim.importers.profile_parts import (
     positive,
     whole,
 )
-from specsim.importers.units import believable, in_seconds, long_step, read_name, told_unit
+from specsim.importers.units import believable, in_seconds, odd_steps, read_name, told_unit
 from specsim.types import SpecsimError
 
 SPS = ("sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens")
@@ -58,7 +58,7 @@ def read_sps(path: Path, text: str, ask: Ask) -> Found:
         raise SpecsimError(f"{path}: {SPS[0]}: expected at least two probes, got {len(points)}: a flat placeholder")
     most = whole(f"{path}: {SPS[2]}", data[SPS[2]], points[-1].size)
     notes = [f"The table's max_batch_tokens is {most}.", note_of_falls(points, monotone=ask.monotone)]
-    warnings = long_step(max(point.seconds for point in points), "are these rates, steps per second, and not seconds?")
+    warnings = _odd(points, "are these rates, steps per second, and not seconds?")
     if ask.as_engine:
         rest = ", and a size between two probes costs what the smaller one does, which underprices it"
         warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=rest))
@@ -87,7 +87,8 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
     first = bias + theta[0].seconds
     by_requests = [Point(where, size, first + seconds) for where, size, seconds in alpha]
     notes = [note_of_falls(points, monotone=ask.monotone), note_of_falls(by_requests, "requests")]
-    warnings = long_step(points[-1].seconds + alpha[-1].seconds - low, IN_SECONDS)
+    most = points[-1].seconds + alpha[-1].seconds - low
+    warnings = odd_steps(min(point.seconds for point in points), most, IN_SECONDS)
     if ask.as_engine:
         warnings.append(FREE_TOKENS.format(last=points[-1].size, rest=", and so do requests"))
     else:
@@ -104,8 +105,12 @@ def read_additive(path: Path, text: str, ask: Ask) -> Found:
 
 def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     """vLLM's cost tables: verify by tokens and draft by requests, as JSON or as rows with a ``part``."""
+    unit = IN_SECONDS
     if text.lstrip().startswith("{"):
-        tables = _json_tables(path, _object(path, text, ()), ask)
+        data = _object(path, text, ())
+        tables = _json_tables(path, data, ask)
+        if "verify" in data and ask.unit is None:
+            unit = "are these ms, as a table verify without a unit is read (verify_us, or --unit)?"
     else:
         rows = read_rows(path, text, ask)
         tables = {name: [r.point(path, "tokens") for r in rows if r.part == name] for name in ("verify", "draft")}
@@ -114,7 +119,7 @@ def read_vllm(path: Path, text: str, ask: Ask) -> Found:
     verify = in_order(path, tables["verify"])
     _check_sizes(path, [point.size for point in verify])
     notes = [note_of_falls(verify, monotone=ask.monotone)]
-    warnings = long_step(max(point.seconds for point in verify), IN_SECONDS)
+    warnings = _odd(verify, unit)
     draft, falls = _draft(path, tables["draft"], ask.monotone) if tables.get("draft") else (None, None)
     warnings += _beyond(verify[-1].size, ask)
     if ask.capture_limit is None:
@@ -136,7 +141,7 @@ def read_columns(path: Path, text: str, ask: Ask) -> Found:
     below = "linear" if ask.capture_limit is None else "next_size"
     notes: list[str | None] = []
     warnings = _beyond(max(row.sizes["tokens"] for row in rows), ask)
-    warnings += long_step(max(row.seconds for row in rows), IN_SECONDS)
+    warnings += _odd(rows, IN_SECONDS)
     if ask.capture_limit is None:
         notes.append("Linear between the sizes measured (--capture-limit pads to the next).")
     for row in rows:
@@ -275,6 +280,12 @@ def _table(points: list[Point], ask: Ask, below: str) -> dict[str, Any]:
         "above": "flat" if ask.as_engine else "linear",
         "monotone": ask.monotone,
     }
+
+
+def _odd(points: Sequence[Point] | Sequence[Row], else_is: str) -> list[str]:
+    """Warnings where the shortest or the longest of some steps must be something ``else``."""
+    seconds = [point.seconds for point in points]
+    return odd_steps(min(seconds), max(seconds), else_is)
 
 
 def _beyond(last: int, ask: Ask) -> list[str]:

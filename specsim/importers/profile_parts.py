@@ -104,7 +104,8 @@ def check_gpus(gpus: int, tp: int) -> None:
 class Found:
     """What a source says of one engine. ``source`` says who measured; ``warnings`` are for the user now.
 
-    ``holds_drafting``: the steps that were measured drafted too.
+    ``holds_drafting``: the steps that were measured drafted too. ``gpus``: the numbers of GPUs that the prices can be
+    of, where the source's parts tell them; empty where a source prices whole steps, of whatever ran them.
     """
 
     verify: Verify
@@ -116,6 +117,7 @@ class Found:
     device: str | None = None
     engine: str | None = None
     tp: int | None = None
+    gpus: tuple[int, ...] = ()
     kv_tokens: int | None = None
     kv_bytes_per_token: float | None = None
     max_num_tokens: int | None = None
@@ -144,6 +146,16 @@ def build_profile(path: Path, found: Found, ask: Ask) -> Profile:
     """The profile that says what was ``found`` at ``path``; what the user told goes before what the file says."""
     tp = ask.tp or found.tp or 1
     check_gpus(ask.gpus or tp, tp)
+    if ask.gpus is not None and found.gpus and ask.gpus not in found.gpus:
+        told = " or ".join(map(str, found.gpus))
+        what = "--tp" if len(found.gpus) == 1 else "--tp or the ranks of --expert-parallel"
+        raise SpecsimError(f"--gpus: expected {told}, {what}: the prices are those of so many GPUs, got {ask.gpus}")
+    first = found.verify.range[0]
+    if ask.max_num_tokens is not None and ask.max_num_tokens < first:
+        raise SpecsimError(
+            f"--max-num-tokens: expected at least {first}, the first size that {path} has a price for, "
+            f"got {ask.max_num_tokens}"
+        )
     notes = [*found.notes, *found.warnings]
     if ask.gpus is None and ask.tp is None and found.tp is None:
         notes.append("GPUs were not told: one is assumed.")

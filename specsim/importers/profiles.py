@@ -7,12 +7,13 @@ columns, ``bundle`` per-layer kernel times, ``silicon`` what AIConfigurator meas
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import date
+from math import isfinite
 from pathlib import Path
 
 from specsim.files import parse_json, read_text
-from specsim.hardware import Profile
+from specsim.hardware import Profile, Shape, step_cost
 from specsim.importers.bundle import read_bundle
 from specsim.importers.cost_tables import read_additive, read_columns, read_draft, read_sps, read_vllm, with_draft
 from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, json_kind, option, shown
@@ -44,6 +45,10 @@ _READERS: dict[str, tuple[Callable[[Path, str, Ask], Found], tuple[str, ...]]] =
         ),
     ),
 }
+LONG_DRAFT = 20
+"""Verify steps beyond which a drafter's time is rather one in another unit: it is there to be shorter than one."""
+LONG_HOST = 0.1
+"""Seconds of host time a step beyond which they are rather milliseconds."""
 _BY_NAME = ("aiconfigurator",)
 """Formats whose source is a name, not a path."""
 FORMATS = tuple(_READERS)
@@ -89,7 +94,36 @@ def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None 
         raise SpecsimError(f"--draft: {ask.draft}: is the source itself, expected another file")
     draft = read_draft(ask)
     found = with_draft(path, read(path, text, ask), draft)
-    return build_profile(path, found, ask), list(found.warnings)
+    profile = build_profile(path, found, ask)
+    if doubts := _doubts(profile):
+        found = replace(found, warnings=(*found.warnings, *doubts))
+        profile = build_profile(path, found, ask)
+    return profile, list(found.warnings)
+
+
+def _doubts(profile: Profile) -> list[str]:
+    """Warnings of times that may be in another unit than they were taken for, beside the rest of the ``profile``."""
+    doubts = []
+    if profile.host_seconds > LONG_HOST:
+        doubts.append(f"The host takes {profile.host_seconds:g} s a step (--host-seconds): are these seconds, not ms?")
+    low, high = profile.verify.range
+    for seqs, seconds in zip(
+        *((profile.draft.num_seqs, profile.draft.seconds) if profile.draft else ((), ())), strict=True
+    ):
+        if not seconds or seqs > high:
+            continue
+        # Where the table starts above so few tokens, its first size; KV as little as the prices know.
+        extra = max(0, low - seqs)
+        cost = step_cost(profile, seqs + extra, seqs, 0)
+        steps = [float(cost.curve(Shape(seqs, seqs * kv), extra)[extra]) for kv in (1024.0, 1.0, 0.0)]
+        step = next((s for s in steps if isfinite(s)), None)
+        if step is not None and seconds > LONG_DRAFT * step:
+            doubts.append(
+                f"Drafting for {seqs} sequence{'s' * (seqs != 1)} lasts {seconds:.4g} s, "
+                f"{seconds / step:,.0f} verify steps of them ({step:.4g} s each): is the drafting in the same unit?"
+            )
+            break
+    return doubts
 
 
 def _check(ask: Ask) -> None:

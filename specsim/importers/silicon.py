@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specsim.hardware import Profile
-from specsim.importers.composed import PACKAGE, Deployment, compose
+from specsim.importers.composed import KV_NOTE, PACKAGE, Deployment, compose
 from specsim.importers.profile_parts import Ask, Found, check_bounds, option
 from specsim.types import SpecsimError
 
@@ -83,20 +83,26 @@ def read_silicon(path: Path, text: str, ask: Ask) -> Found:
     said = profile.provenance
     return Found(
         verify=profile.verify, source=said.source, draft=profile.draft, name=profile.name, model=profile.model,
-        device=profile.device, engine=profile.engine, tp=profile.tp, kv_tokens=profile.kv_tokens,
+        device=profile.device, engine=profile.engine, tp=profile.tp, gpus=(profile.tp,), kv_tokens=profile.kv_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token, max_num_tokens=profile.max_num_tokens,
-        versions=said.versions, notes=(said.notes or "",), warnings=tuple(_other_names(path, ask, profile)),
+        versions=said.versions, notes=(said.notes or "",), warnings=tuple(_other_than_asked(path, ask, profile)),
     )  # fmt: skip
 
 
-def _other_names(path: Path, ask: Ask, profile: Profile) -> list[str]:
-    """Warnings where the model or the GPU that the user names is not the one whose prices these are."""
+def _other_than_asked(path: Path, ask: Ask, profile: Profile) -> list[str]:
+    """Warnings where model, GPU or KV format are not those that the user names, or not those that engines take."""
     warnings = []
     if ask.model and not path.is_dir() and _short(ask.model) != _short(profile.model):
         warnings.append(f"The model's name was told (--model {ask.model}): the prices are those of {profile.model}.")
     known, told = (re.findall("[a-z]*[0-9]+[a-z]*", text.lower()) for text in (profile.device, ask.device or ""))
     if ask.device and known and known[0] not in told:
         warnings.append(f"The GPU's name was told (--device {ask.device}): the prices are those of {profile.device}.")
+    if KV_NOTE.format(1) in (profile.provenance.notes or ""):
+        warnings.append(
+            "KV numbers of 1 byte were not asked for: AIConfigurator takes them for weights of 8 bits, where engines "
+            "keep KV as wide as the activations unless told. The KV capacity is about twice theirs (--kv-tokens), and "
+            "attention reads half."
+        )
     return warnings
 
 
@@ -181,10 +187,19 @@ def _open(
         dtype=str((raw.get("quantization_config") or {}).get("quant_method") or raw.get("torch_dtype") or "unknown"),
         kv_tokens=kv_tokens or int(room["total_kv_size_tokens"]),
         kv_bytes_per_token=float(room["kv_size_per_token_bytes"] * tp),
+        kv_number_bytes=_number_bytes(config, room["kv_size_per_token_bytes"], tp),
         memory="KV tokens as given." if kv_tokens else _memory(room, utilisation, backend),
         database=database,
         package=importlib.metadata.version(PACKAGE),
     )
+
+
+def _number_bytes(config: dict[str, Any], on_gpu: float, tp: int) -> float | None:
+    """Bytes of each number of KV, a token's being ``on_gpu`` bytes on each GPU; None where its shape is not told."""
+    heads, width = config.get("n_kv"), config.get("d")
+    if not (isinstance(heads, int) and isinstance(width, int) and heads > 0 and width > 0):
+        return None
+    return float(on_gpu / (2 * config["layers"] * -(-heads // tp) * width))
 
 
 def _memory(room: dict[str, Any], utilisation: float, backend: str) -> str:

@@ -27,6 +27,8 @@ SHORTEST, LONGEST = 1e-12, 1e9
 """Seconds: nothing that is priced lies beyond, and what does is out of reach of the arithmetic."""
 LONG_STEP = 10.0
 """Seconds from which on a step is rather a rate, or a time in another unit, than a step of an engine."""
+SHORT_STEP = 50e-6
+"""Seconds below which a step is rather one in another unit: a forward of the smallest model launches for longer."""
 
 
 class Name(NamedTuple):
@@ -75,8 +77,7 @@ def believable(where: str, seconds: float, value: Any) -> float:
     return seconds
 
 
-def long_step(seconds: float, else_is: str) -> list[str]:
-    """A warning where the longest step lasts so many ``seconds`` that it must be something else."""
-    if seconds < LONG_STEP:
-        return []
-    return [f"The longest step lasts {seconds:,.4g} s: {else_is}"]
+def odd_steps(shortest: float, longest: float, else_is: str) -> list[str]:
+    """Warnings where the ``shortest`` or the ``longest`` step, in seconds, must be something else than a step."""
+    said = [f"The longest step lasts {longest:,.4g} s: {else_is}"] if longest >= LONG_STEP else []
+    return [*said, f"The shortest step lasts {1e6 * shortest:.4g} µs: {else_is}"] if shortest < SHORT_STEP else said
