@@ -87,7 +87,8 @@ def make_replay(
     """The scenario of ``run``, with what the user ``told``.
 
     ``policy``, on ``drafter`` where it has none of its own, stands for the run's speculation, which no recording
-    tells; without one the run must have had none. Raises SpecsimError for what is neither recorded nor told, and
+    tells; without one the run must have had none. The drafter's block length is that of the run's
+    num_speculative_tokens, where it is told. Raises SpecsimError for what is neither recorded nor told, and
     for what cannot be replayed.
     """
     told, settings = told or Told(), run.settings
@@ -98,6 +99,11 @@ def make_replay(
         )
     if policy is not None and not settings.speculation:
         raise SpecsimError(f"--scheduler: has no meaning for {run.path}, which was recorded without speculation")
+    if policy is not None and isinstance(policy.scheduler, NoSpec):
+        raise SpecsimError(
+            f"--scheduler: expected one that speculates, as the run did (engine_kwargs.speculative_config of "
+            f"{run.path / 'meta.json'}), got NoSpec"
+        )
     profile, source, steps = _profile(run, told)
     capacity, counted = kv_capacity(run, told, profile)
     requests = run.requests
@@ -121,11 +127,18 @@ def make_replay(
     }
     if settings.dp > 1 and settings.expert_parallel:
         fields["lockstep"] = True  # experts on all ranks: none can run ahead of the others
+    drafter = drafter if policy is not None else None
     scenario = Scenario(profile=profile, workload=Arrivals(table, run.name), drafter=drafter, **fields)
     if policy is not None:
         scenario = scenario.with_policy(policy)
+        scenario = replace(scenario, drafter=_as_deep(run, scenario.drafter))
     _check_fits(run, scenario, counted)
     assumptions = {"step prices": steps, "KV capacity": counted, "asynchronous scheduling": _asynchronous(run, told)}
+    if scenario.drafter is not None:
+        gamma, told_by = scenario.drafter.gamma, "meta.json's num_speculative_tokens"
+        assumptions["speculation"] = f"{gamma} drafted tokens a request, " + (
+            f"by {told_by}" if settings.drafted else f"the block length of its trace: {told_by} is not told"
+        )
     if settings.prefix_caching is not False:
         assumptions["prefix cache"] = "preempted requests find their own blocks; which prompts share is not recorded"
     if told.without:
@@ -134,6 +147,19 @@ def make_replay(
         assumptions["engine_kwargs that are ignored"] = ", ".join(settings.ignored)
     settled = asdict(settings) | fields | {"rules": asdict(scenario.rules)}
     return Replay(scenario, settled, assumptions, unlike(settings, source, profile, own=source == run.profile))
+
+
+def _as_deep(run: RecordedRun, drafter: Drafter | None) -> Drafter | None:
+    """``drafter`` with blocks as long as the run's; SpecsimError where its trace has shorter ones."""
+    drafted = run.settings.drafted
+    if drafter is None or drafted is None:
+        return drafter
+    if drafted > drafter.acceptance.gamma:
+        raise SpecsimError(
+            f"{run.path / 'meta.json'}: engine_kwargs.speculative_config.num_speculative_tokens: expected at most "
+            f"{drafter.acceptance.gamma}, the block length of the trace {drafter.name!r}, got {drafted}"
+        )
+    return replace(drafter, gamma=drafted)
 
 
 def _asynchronous(run: RecordedRun, told: Told) -> str:
@@ -150,8 +176,7 @@ def _asynchronous(run: RecordedRun, told: Told) -> str:
 
 def _check_fits(run: RecordedRun, scenario: Scenario, counted: str) -> None:
     """Refuse a request that the KV cache can never hold, by its line."""
-    requests, drafter = run.requests, None if isinstance(scenario.scheduler, NoSpec) else scenario.drafter
-    gamma = drafter.gamma if drafter is not None else 0
+    requests, gamma = run.requests, scenario.drafter.gamma if scenario.drafter is not None else 0
     most = (scenario.kv_tokens or 0) // scenario.block_size * scenario.block_size
     for i in np.flatnonzero(requests.prompt_tokens + requests.output_tokens + gamma > most):
         drafts = f" + {gamma} drafted" if gamma else ""

@@ -63,6 +63,11 @@ FAULTS = {
     "pipeline": (engine(pipeline_parallel_size=2), "engine_kwargs.pipeline_parallel_size: expected 1"),
     "unchunked": (engine(enable_chunked_prefill=False), "engine_kwargs.enable_chunked_prefill: expected True"),
     "speculation": (engine(speculative_config={"method": "ngram"}), "expected --trace FILE and --scheduler NAME"),
+    "drafts of nothing": (
+        engine(speculative_config={"num_speculative_tokens": 0}),
+        "engine_kwargs.speculative_config.num_speculative_tokens: expected a whole number, 1 or more, got 0",
+    ),
+    "drafts of a half": (engine(speculative_config={"num_speculative_tokens": 1.5}), "1 or more, got 1.5"),
     "two GPUs": (engine(tensor_parallel_size=2), "tiny.json: tp: expected 2, the run's tensor_parallel_size, got 1"),
     "columns": (edit("timeseries.csv", lambda _: "t,running\n1,2\n"), "timeseries.csv: expected the columns t"),
     "ticks": (edit("timeseries.csv", lambda _: "t,running,waiting\n2,1,1\n1,1,1\n"), "line 3: t: expected more than 2"),
@@ -296,4 +301,26 @@ def test_what_speculates_needs_room_for_its_drafts(recorded, prices):
     policy = Policy(StaticGamma(11), always(1, 11))
     with pytest.raises(SpecsimError, match=r"line 6: 64 prompt \+ 40 output \+ 11 drafted tokens can never fit"):
         make_replay(drafted, told, policy)
-    make_replay(drafted, told, Policy(NoSpec(), always(1, 11)))
+    assert make_replay(drafted, told, Policy(StaticGamma(8), always(1, 8))).scenario.kv_tokens == 112
+
+
+def test_blocks_are_as_long_as_the_run_drafted(recorded, prices):
+    """Whoever proposes them; a scheduler may verify fewer."""
+    told, deep = Told(profile=prices), always(1, 4)
+    for config in ({"num_speculative_tokens": 2}, '{"num_speculative_tokens": 2}'):
+        engine(speculative_config=config)(recorded)
+        run = read_run(recorded)
+        for policy, drafter in ((Policy(StaticGamma(1), deep), None), (Policy(StaticGamma(1)), deep)):
+            replay = make_replay(run, told, policy, drafter)
+            assert (replay.scenario.drafter.gamma, replay.settings["drafted"]) == (2, 2)
+            says = replay.assumptions["speculation"]
+            assert says == "2 drafted tokens a request, by meta.json's num_speculative_tokens"
+    with pytest.raises(SpecsimError, match=r"num_speculative_tokens: expected at most 1, the block length .*, got 2"):
+        make_replay(run, told, Policy(StaticGamma(1), always(1, 1)))
+    with pytest.raises(SpecsimError, match=r"--scheduler: expected one that speculates, as the run did .*, got NoSpec"):
+        make_replay(run, told, Policy(NoSpec(), deep))
+    for config in ({"method": "mtp"}, "EAGLE"):
+        engine(speculative_config=config)(recorded)
+        replay = make_replay(read_run(recorded), told, Policy(StaticGamma(1), deep))
+        assert replay.scenario.drafter.gamma == 4
+        assert "the block length of its trace: meta.json's num_spec" in replay.assumptions["speculation"]

@@ -421,14 +421,19 @@ def test_a_run_that_speculated_needs_to_be_told_how(tmp_path, prices, run):
     made = replayed(make_profile(), drafter=drafter, scheduler=StaticGamma(2))
     meta = meta_of(engine_kwargs=ENGINE | {"speculative_config": {"num_speculative_tokens": 2}})
     folder = write_run(tmp_path / "run", made, meta=meta)
-    write_trace(make_blocks([1] * 40, 2), tmp_path / "trace.parquet")
+    write_trace(make_blocks([1] * 40, 3), tmp_path / "trace.parquet")  # longer than what the run drafted
     call = ("validate", "recorded", folder, "--profile", prices)
     code, _, err = run(*call)
     assert code == 2
     assert "speculative_config: the run drafted tokens" in err
     told = ("--trace", tmp_path / "trace.parquet", "--scheduler", "StaticGamma(2)")
     gates = ("--max-ttft-error", "0.0001%", "--max-tpot-error", "0.0001%", "--max-e2e-error", "0.0001%")
-    assert run(*call, *told, *gates)[0] == 0
+    code, text, _ = run(*call, *told, *gates)
+    assert code == 0
+    assert "speculation: 2 drafted tokens a request, by meta.json's num_speculative_tokens\n" in text
+    err = run(*call, *told[:3], "StaticGamma(3)")[2]
+    assert err == "error: scheduler StaticGamma(3): gamma: expected at most 2, the block length of drafter 'trace'\n"
+    assert "--scheduler: expected one that speculates" in run(*call, *told[:3], "NoSpec")[2]
     assert "expected both" in run(*call, *told[:2])[2]
     (folder / "meta.json").write_text(json.dumps(meta_of()))
     assert "recorded without speculation" in run(*call, *told)[2]

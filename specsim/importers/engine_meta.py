@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specsim.files import read_json
+from specsim.files import parse_json, read_json
 from specsim.types import SpecsimError
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -35,7 +35,7 @@ class Settings:
     """What meta.json says of the engine; None where it is silent.
 
     ``ignored``: names of engine_kwargs that a replay knows nothing of. ``async_by``: the field that tells
-    ``async_scheduling``.
+    ``async_scheduling``. ``drafted``: tokens that the drafter proposes a request in a step.
     """
 
     model: str
@@ -58,6 +58,7 @@ class Settings:
     device: str | None
     device_memory: float | None
     speculation: Any
+    drafted: int | None
     ignored: tuple[str, ...] = ()
 
 
@@ -186,10 +187,27 @@ def _settings(path: Path, meta: _Meta) -> Settings:
         device=hardware.device_name,
         device_memory=hardware.device_total_memory_bytes,
         speculation=engine.speculative_config,
+        drafted=_drafted(path, engine.speculative_config),
         ignored=tuple(
             name for name, value in (engine.model_extra or {}).items() if value is not None and name not in SAYS_NOTHING
         ),
     )
+
+
+def _drafted(path: Path, speculation: Any) -> int | None:
+    """num_speculative_tokens of the settings of a vLLM, JSON as text too; None where they do not tell, or in a word."""
+    if isinstance(speculation, str):
+        try:
+            speculation = parse_json(speculation)
+        except ValueError:
+            return None
+    drafted = speculation.get("num_speculative_tokens") if isinstance(speculation, dict) else None
+    if drafted is not None and (type(drafted) is not int or drafted < 1):
+        raise SpecsimError(
+            f"{path}: engine_kwargs.speculative_config.num_speculative_tokens: expected a whole number, 1 or more, "
+            f"got {drafted!r}"
+        )
+    return drafted
 
 
 def _blocks(path: Path, cache: _Cache, block_size: int) -> int | None:
