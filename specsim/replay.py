@@ -280,21 +280,29 @@ def _ours(run: RecordedRun, source: Path, told: Told) -> Profile:
 def kv_capacity(run: RecordedRun, told: Told, profile: Profile) -> tuple[int, str]:
     """KV tokens of one replica, and where the number comes from.
 
-    What is told goes before what was recorded, and that before what a GPU of this name is rated at. One block
-    is left out of the engine's count: vLLM keeps it empty. Raises SpecsimError where nothing is known.
+    What is told goes before what was recorded (blocks, or else bytes for KV), and that before what a GPU of this
+    name is rated at. One block is left out of the engine's count: vLLM keeps it empty. Raises SpecsimError where
+    nothing is known.
     """
-    settings = run.settings
-    from_memory = told.device_memory is not None or settings.num_blocks is None
-    if told.utilisation is not None and (told.kv_tokens is not None or not from_memory):
-        known = "--kv-tokens" if told.kv_tokens is not None else f"the blocks that {run.path / 'meta.json'} counts"
-        raise SpecsimError(f"--utilisation: has no meaning beside {known}")
+    settings, meta = run.settings, run.path / "meta.json"
     if told.kv_tokens is not None:
+        _no_share(told, "--kv-tokens")
         if told.device_memory is not None:
             raise SpecsimError("--device-memory: has no meaning beside --kv-tokens")
         return told.kv_tokens, f"{told.kv_tokens:,} tokens, as told (--kv-tokens)"
-    if not from_memory and settings.num_blocks is not None:
+    if told.device_memory is None and settings.num_blocks is not None:
+        _no_share(told, f"the blocks that {meta} counts")
         tokens = (settings.num_blocks - 1) * settings.block_size
         return tokens, f"{tokens:,} tokens: the engine's {settings.num_blocks:,} blocks less the one it keeps empty"
+    if told.device_memory is None and settings.kv_memory is not None:
+        _no_share(told, f"the kv_cache_memory_bytes that {meta} tells")
+        tokens = _tokens_in(run, _model(run), settings.kv_memory)
+        if tokens < 1:
+            raise SpecsimError(
+                f"{meta}: kv_cache_memory_bytes: expected room for two blocks of {settings.block_size} tokens, "
+                f"got {settings.kv_memory:g}"
+            )
+        return tokens, f"{tokens:,} tokens, worked out: {settings.kv_memory / 2**30:.1f} GiB (kv_cache_memory_bytes)"
     memory, whose = _memory(run, told, profile)
     if memory is None:
         if profile.kv_tokens is not None:
@@ -304,19 +312,24 @@ def kv_capacity(run: RecordedRun, told: Told, profile: Profile) -> tuple[int, st
             "expected --kv-tokens N or --device-memory BYTES"
         )
     share = told.utilisation or settings.utilisation or UTILISATION
-    model, kv, weights = _in_memory(run)
-    room = memory * share - RESERVE_BYTES - weights
-    blocks = int(room / kv_bytes_on_gpu(model, kv, settings.tp) / settings.block_size) - 1
-    if blocks < 1:
+    model = _model(run)
+    weights = _weight_bytes(run, model)
+    tokens = _tokens_in(run, model, memory * share - RESERVE_BYTES - weights)
+    if tokens < 1:
         raise SpecsimError(
             f"KV capacity: {weights / 2**30:.1f} GiB of weights and {RESERVE_BYTES / 2**30:.1f} GiB for all else leave "
             f"no room in {share:g} of {memory / 2**30:.1f} GiB ({whose}): expected --kv-tokens N or --device-memory"
         )
-    tokens = blocks * settings.block_size
     return tokens, (
         f"{tokens:,} tokens, worked out: {share:g} of {memory / 2**30:.1f} GiB ({whose}) less "
         f"{weights / 2**30:.1f} GiB of weights and {RESERVE_BYTES / 2**30:.1f} GiB for all else"
     )
+
+
+def _no_share(told: Told, known: str) -> None:
+    """Refuse --utilisation where the capacity does not hang on it."""
+    if told.utilisation is not None:
+        raise SpecsimError(f"--utilisation: has no meaning beside {known}")
 
 
 def _memory(run: RecordedRun, told: Told, profile: Profile) -> tuple[float | None, str]:
@@ -333,24 +346,31 @@ def _memory(run: RecordedRun, told: Told, profile: Profile) -> tuple[float | Non
     return None, ""
 
 
-def _in_memory(run: RecordedRun) -> tuple[ModelShape, Dtype, float]:
-    """The model, the format of its KV, and the bytes of its weights on each GPU."""
-    settings = run.settings
+def _model(run: RecordedRun) -> ModelShape:
     if run.config is None:
         raise SpecsimError(
             f"{run.path / 'config.json'}: expected the model's, to work the KV cache out, or --kv-tokens"
         )
-    model = read_model(run.config)
+    return read_model(run.config)
+
+
+def _tokens_in(run: RecordedRun, model: ModelShape, room: float) -> int:
+    """KV tokens of the blocks in ``room`` bytes of each GPU, less the one kept empty; 0 or less: none."""
+    kv, size = _format(run, "kv_cache_dtype", run.settings.kv_dtype), run.settings.block_size
+    return (int(room / kv_bytes_on_gpu(model, kv, run.settings.tp) / size) - 1) * size
+
+
+def _weight_bytes(run: RecordedRun, model: ModelShape) -> float:
+    """Bytes of the weights on each GPU."""
+    settings = run.settings
     weights = _format(
         run, "quantization" if settings.quantization else "dtype", settings.quantization or settings.dtype
     )
-    kv = _format(run, "kv_cache_dtype", settings.kv_dtype)
     if not settings.expert_parallel:
-        return model, kv, model.weight_bytes(weights) / settings.tp
+        return model.weight_bytes(weights) / settings.tp
     # Whole experts, each on one of all ranks; the rest is split over those of one replica alone.
     experts = 3 * model.moe_layers * model.experts * model.hidden * model.expert_intermediate * BYTES[weights]
-    rest = model.weight_bytes(weights) - experts
-    return model, kv, rest / settings.tp + experts / (settings.dp * settings.tp)
+    return (model.weight_bytes(weights) - experts) / settings.tp + experts / (settings.dp * settings.tp)
 
 
 def _format(run: RecordedRun, field: str, name: str) -> Dtype:

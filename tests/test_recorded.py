@@ -116,6 +116,33 @@ FAULTS = {
         meta(resolved_config={"scheduler_config": {"long_prefill_token_threshold": 64}}),
         "meta.json: resolved_config.scheduler_config.long_prefill_token_threshold: expected 0, the only one simulated",
     ),
+    "priorities": (
+        meta(resolved_config={"scheduler_config": {"policy": "priority"}}),
+        "resolved_config.scheduler_config.policy: expected fcfs, the only one simulated, got priority",
+    ),
+    "stages": (
+        meta(resolved_config={"parallel_config": {"pipeline_parallel_size": 2}}),
+        "resolved_config.parallel_config.pipeline_parallel_size: expected 1, the only one simulated, got 2",
+    ),
+    "two counts of requests": (
+        meta(resolved_config={"scheduler_config": {"max_num_seqs": 5}}),
+        "resolved_config.scheduler_config.max_num_seqs: expected 4, as engine_kwargs.max_num_seqs says, got 5",
+    ),
+    "two counts of tokens": (
+        meta(resolved_config={"scheduler_config": {"max_num_batched_tokens": 65}}),
+        "scheduler_config.max_num_batched_tokens: expected 64, as engine_kwargs.max_num_batched_tokens says, got 65",
+    ),
+    "two blocks": (
+        engine(block_size=32), "meta.json: kv_cache.block_size: expected 32, as engine_kwargs.block_size says, got 16"
+    ),
+    "blocks by hand": (
+        engine(num_gpu_blocks_override=14),
+        "kv_cache.num_gpu_blocks: expected 14, as engine_kwargs.num_gpu_blocks_override says, got 13",
+    ),
+    "two memories": (
+        meta(engine_kwargs=ENGINE | {"kv_cache_memory_bytes": 2e9}, kv_cache={"kv_cache_memory_bytes": 1e9}),
+        "kv_cache.kv_cache_memory_bytes: expected 2000000000.0, as engine_kwargs.kv_cache_memory_bytes says, got 1000",
+    ),
     "too long for the engine": (
         engine(max_model_len=100),
         "line 2: input_toks, output_toks: expected at most 100 together, meta.json's engine_kwargs.max_model_len, "
@@ -210,6 +237,23 @@ def test_a_count_of_tokens_is_one_of_blocks(recorded):
     for tokens in (BLOCKS * 16, BLOCKS * 16 + 15):
         meta(kv_cache={"num_gpu_blocks": None, "num_kv_tokens": tokens})(recorded)
         assert kv_capacity(read_run(recorded), Told(), make_profile())[0] == (BLOCKS - 1) * 16
+
+
+@pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens"])
+def test_the_engine_settles_what_it_was_not_told(recorded, prices, field):
+    resolved = {"scheduler_config": {field: 48}, "parallel_config": {"pipeline_parallel_size": 1}}
+    meta(engine_kwargs=ENGINE | {field: None}, resolved_config=resolved)(recorded)
+    run = read_run(recorded)
+    assert getattr(make_replay(run, Told(profile=prices)).scenario, field) == 48
+    assert getattr(make_replay(run, Told(profile=prices, **{field: 50})).scenario, field) == 50
+
+
+def test_blocks_set_by_hand_are_the_engines(recorded, prices):
+    for place, cache in (({"num_gpu_blocks_override": 12}, {}), ({}, {"num_gpu_blocks_override": 12})):
+        meta(engine_kwargs=ENGINE | place, kv_cache=cache)(recorded)
+        replay = make_replay(read_run(recorded), Told(profile=prices))
+        assert replay.scenario.kv_tokens == 11 * 16
+        assert "engine_kwargs that are ignored" not in replay.assumptions
 
 
 # In the words of the command, and of the run
