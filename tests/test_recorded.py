@@ -363,6 +363,8 @@ def test_blocks_are_as_long_as_the_run_drafted(recorded, prices):
         make_replay(run, told, Policy(StaticGamma(1), always(1, 1)))
     with pytest.raises(SpecsimError, match=r"--scheduler: expected one that speculates, as the run did .*, got NoSpec"):
         make_replay(run, told, Policy(NoSpec(), deep))
+    engine(speculative_config="NoSpec")(recorded)  # as the reference engine tells it
+    assert make_replay(read_run(recorded), told).scenario.drafter is None
     for config in ({"method": "mtp"}, "EAGLE"):
         engine(speculative_config=config)(recorded)
         replay = make_replay(read_run(recorded), told, Policy(StaticGamma(1), deep))

@@ -209,7 +209,8 @@ def _settings(path: Path, meta: _Meta) -> Settings:
         kv_dtype=engine.kv_cache_dtype or "auto",
         device=hardware.device_name,
         device_memory=hardware.device_total_memory_bytes,
-        speculation=engine.speculative_config,
+        # The reference engine tells its scheduler, in a word, also when it drafts nothing.
+        speculation=None if engine.speculative_config == "NoSpec" else engine.speculative_config,
         drafted=_drafted(path, engine.speculative_config),
         ignored=tuple(
             name for name, value in (engine.model_extra or {}).items() if value is not None and name not in SAYS_NOTHING
