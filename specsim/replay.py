@@ -87,7 +87,8 @@ def make_replay(
     """The scenario of ``run``, with what the user ``told``.
 
     ``policy``, on ``drafter`` where it has none of its own, stands for the run's speculation, which no recording
-    tells; without one the run must have had none. Raises SpecsimError for what is neither recorded nor told, and
+    tells; without one the run must have had none. The drafter's block length is that of the run's
+    num_speculative_tokens, where it is told. Raises SpecsimError for what is neither recorded nor told, and
     for what cannot be replayed.
     """
     told, settings = told or Told(), run.settings
@@ -98,6 +99,11 @@ def make_replay(
         )
     if policy is not None and not settings.speculation:
         raise SpecsimError(f"--scheduler: has no meaning for {run.path}, which was recorded without speculation")
+    if policy is not None and isinstance(policy.scheduler, NoSpec):
+        raise SpecsimError(
+            f"--scheduler: expected one that speculates, as the run did (engine_kwargs.speculative_config of "
+            f"{run.path / 'meta.json'}), got NoSpec"
+        )
     profile, source, steps = _profile(run, told)
     capacity, counted = kv_capacity(run, told, profile)
     requests = run.requests
@@ -121,11 +127,18 @@ def make_replay(
     }
     if settings.dp > 1 and settings.expert_parallel:
         fields["lockstep"] = True  # experts on all ranks: none can run ahead of the others
+    drafter = drafter if policy is not None else None
     scenario = Scenario(profile=profile, workload=Arrivals(table, run.name), drafter=drafter, **fields)
     if policy is not None:
         scenario = scenario.with_policy(policy)
+        scenario = replace(scenario, drafter=_as_deep(run, scenario.drafter))
     _check_fits(run, scenario, counted)
     assumptions = {"step prices": steps, "KV capacity": counted, "asynchronous scheduling": _asynchronous(run, told)}
+    if scenario.drafter is not None:
+        gamma, told_by = scenario.drafter.gamma, "meta.json's num_speculative_tokens"
+        assumptions["speculation"] = f"{gamma} drafted tokens a request, " + (
+            f"by {told_by}" if settings.drafted else f"the block length of its trace: {told_by} is not told"
+        )
     if settings.prefix_caching is not False:
         assumptions["prefix cache"] = "preempted requests find their own blocks; which prompts share is not recorded"
     if told.without:
@@ -134,6 +147,19 @@ def make_replay(
         assumptions["engine_kwargs that are ignored"] = ", ".join(settings.ignored)
     settled = asdict(settings) | fields | {"rules": asdict(scenario.rules)}
     return Replay(scenario, settled, assumptions, unlike(settings, source, profile, own=source == run.profile))
+
+
+def _as_deep(run: RecordedRun, drafter: Drafter | None) -> Drafter | None:
+    """``drafter`` with blocks as long as the run's; SpecsimError where its trace has shorter ones."""
+    drafted = run.settings.drafted
+    if drafter is None or drafted is None:
+        return drafter
+    if drafted > drafter.acceptance.gamma:
+        raise SpecsimError(
+            f"{run.path / 'meta.json'}: engine_kwargs.speculative_config.num_speculative_tokens: expected at most "
+            f"{drafter.acceptance.gamma}, the block length of the trace {drafter.name!r}, got {drafted}"
+        )
+    return replace(drafter, gamma=drafted)
 
 
 def _asynchronous(run: RecordedRun, told: Told) -> str:
@@ -150,8 +176,7 @@ def _asynchronous(run: RecordedRun, told: Told) -> str:
 
 def _check_fits(run: RecordedRun, scenario: Scenario, counted: str) -> None:
     """Refuse a request that the KV cache can never hold, by its line."""
-    requests, drafter = run.requests, None if isinstance(scenario.scheduler, NoSpec) else scenario.drafter
-    gamma = drafter.gamma if drafter is not None else 0
+    requests, gamma = run.requests, scenario.drafter.gamma if scenario.drafter is not None else 0
     most = (scenario.kv_tokens or 0) // scenario.block_size * scenario.block_size
     for i in np.flatnonzero(requests.prompt_tokens + requests.output_tokens + gamma > most):
         drafts = f" + {gamma} drafted" if gamma else ""
@@ -255,21 +280,29 @@ def _ours(run: RecordedRun, source: Path, told: Told) -> Profile:
 def kv_capacity(run: RecordedRun, told: Told, profile: Profile) -> tuple[int, str]:
     """KV tokens of one replica, and where the number comes from.
 
-    What is told goes before what was recorded, and that before what a GPU of this name is rated at. One block
-    is left out of the engine's count: vLLM keeps it empty. Raises SpecsimError where nothing is known.
+    What is told goes before what was recorded (blocks, or else bytes for KV), and that before what a GPU of this
+    name is rated at. One block is left out of the engine's count: vLLM keeps it empty. Raises SpecsimError where
+    nothing is known.
     """
-    settings = run.settings
-    from_memory = told.device_memory is not None or settings.num_blocks is None
-    if told.utilisation is not None and (told.kv_tokens is not None or not from_memory):
-        known = "--kv-tokens" if told.kv_tokens is not None else f"the blocks that {run.path / 'meta.json'} counts"
-        raise SpecsimError(f"--utilisation: has no meaning beside {known}")
+    settings, meta = run.settings, run.path / "meta.json"
     if told.kv_tokens is not None:
+        _no_share(told, "--kv-tokens")
         if told.device_memory is not None:
             raise SpecsimError("--device-memory: has no meaning beside --kv-tokens")
         return told.kv_tokens, f"{told.kv_tokens:,} tokens, as told (--kv-tokens)"
-    if not from_memory and settings.num_blocks is not None:
+    if told.device_memory is None and settings.num_blocks is not None:
+        _no_share(told, f"the blocks that {meta} counts")
         tokens = (settings.num_blocks - 1) * settings.block_size
         return tokens, f"{tokens:,} tokens: the engine's {settings.num_blocks:,} blocks less the one it keeps empty"
+    if told.device_memory is None and settings.kv_memory is not None:
+        _no_share(told, f"the kv_cache_memory_bytes that {meta} tells")
+        tokens = _tokens_in(run, _model(run), settings.kv_memory)
+        if tokens < 1:
+            raise SpecsimError(
+                f"{meta}: kv_cache_memory_bytes: expected room for two blocks of {settings.block_size} tokens, "
+                f"got {settings.kv_memory:g}"
+            )
+        return tokens, f"{tokens:,} tokens, worked out: {settings.kv_memory / 2**30:.1f} GiB (kv_cache_memory_bytes)"
     memory, whose = _memory(run, told, profile)
     if memory is None:
         if profile.kv_tokens is not None:
@@ -279,19 +312,24 @@ def kv_capacity(run: RecordedRun, told: Told, profile: Profile) -> tuple[int, st
             "expected --kv-tokens N or --device-memory BYTES"
         )
     share = told.utilisation or settings.utilisation or UTILISATION
-    model, kv, weights = _in_memory(run)
-    room = memory * share - RESERVE_BYTES - weights
-    blocks = int(room / kv_bytes_on_gpu(model, kv, settings.tp) / settings.block_size) - 1
-    if blocks < 1:
+    model = _model(run)
+    weights = _weight_bytes(run, model)
+    tokens = _tokens_in(run, model, memory * share - RESERVE_BYTES - weights)
+    if tokens < 1:
         raise SpecsimError(
             f"KV capacity: {weights / 2**30:.1f} GiB of weights and {RESERVE_BYTES / 2**30:.1f} GiB for all else leave "
             f"no room in {share:g} of {memory / 2**30:.1f} GiB ({whose}): expected --kv-tokens N or --device-memory"
         )
-    tokens = blocks * settings.block_size
     return tokens, (
         f"{tokens:,} tokens, worked out: {share:g} of {memory / 2**30:.1f} GiB ({whose}) less "
         f"{weights / 2**30:.1f} GiB of weights and {RESERVE_BYTES / 2**30:.1f} GiB for all else"
     )
+
+
+def _no_share(told: Told, known: str) -> None:
+    """Refuse --utilisation where the capacity does not hang on it."""
+    if told.utilisation is not None:
+        raise SpecsimError(f"--utilisation: has no meaning beside {known}")
 
 
 def _memory(run: RecordedRun, told: Told, profile: Profile) -> tuple[float | None, str]:
@@ -308,24 +346,31 @@ def _memory(run: RecordedRun, told: Told, profile: Profile) -> tuple[float | Non
     return None, ""
 
 
-def _in_memory(run: RecordedRun) -> tuple[ModelShape, Dtype, float]:
-    """The model, the format of its KV, and the bytes of its weights on each GPU."""
-    settings = run.settings
+def _model(run: RecordedRun) -> ModelShape:
     if run.config is None:
         raise SpecsimError(
             f"{run.path / 'config.json'}: expected the model's, to work the KV cache out, or --kv-tokens"
         )
-    model = read_model(run.config)
+    return read_model(run.config)
+
+
+def _tokens_in(run: RecordedRun, model: ModelShape, room: float) -> int:
+    """KV tokens of the blocks in ``room`` bytes of each GPU, less the one kept empty; 0 or less: none."""
+    kv, size = _format(run, "kv_cache_dtype", run.settings.kv_dtype), run.settings.block_size
+    return (int(room / kv_bytes_on_gpu(model, kv, run.settings.tp) / size) - 1) * size
+
+
+def _weight_bytes(run: RecordedRun, model: ModelShape) -> float:
+    """Bytes of the weights on each GPU."""
+    settings = run.settings
     weights = _format(
         run, "quantization" if settings.quantization else "dtype", settings.quantization or settings.dtype
     )
-    kv = _format(run, "kv_cache_dtype", settings.kv_dtype)
     if not settings.expert_parallel:
-        return model, kv, model.weight_bytes(weights) / settings.tp
+        return model.weight_bytes(weights) / settings.tp
     # Whole experts, each on one of all ranks; the rest is split over those of one replica alone.
     experts = 3 * model.moe_layers * model.experts * model.hidden * model.expert_intermediate * BYTES[weights]
-    rest = model.weight_bytes(weights) - experts
-    return model, kv, rest / settings.tp + experts / (settings.dp * settings.tp)
+    return (model.weight_bytes(weights) - experts) / settings.tp + experts / (settings.dp * settings.tp)
 
 
 def _format(run: RecordedRun, field: str, name: str) -> Dtype:

@@ -63,6 +63,11 @@ FAULTS = {
     "pipeline": (engine(pipeline_parallel_size=2), "engine_kwargs.pipeline_parallel_size: expected 1"),
     "unchunked": (engine(enable_chunked_prefill=False), "engine_kwargs.enable_chunked_prefill: expected True"),
     "speculation": (engine(speculative_config={"method": "ngram"}), "expected --trace FILE and --scheduler NAME"),
+    "drafts of nothing": (
+        engine(speculative_config={"num_speculative_tokens": 0}),
+        "engine_kwargs.speculative_config.num_speculative_tokens: expected a whole number, 1 or more, got 0",
+    ),
+    "drafts of a half": (engine(speculative_config={"num_speculative_tokens": 1.5}), "1 or more, got 1.5"),
     "two GPUs": (engine(tensor_parallel_size=2), "tiny.json: tp: expected 2, the run's tensor_parallel_size, got 1"),
     "columns": (edit("timeseries.csv", lambda _: "t,running\n1,2\n"), "timeseries.csv: expected the columns t"),
     "ticks": (edit("timeseries.csv", lambda _: "t,running,waiting\n2,1,1\n1,1,1\n"), "line 3: t: expected more than 2"),
@@ -110,6 +115,33 @@ FAULTS = {
     "decided by the engine": (
         meta(resolved_config={"scheduler_config": {"long_prefill_token_threshold": 64}}),
         "meta.json: resolved_config.scheduler_config.long_prefill_token_threshold: expected 0, the only one simulated",
+    ),
+    "priorities": (
+        meta(resolved_config={"scheduler_config": {"policy": "priority"}}),
+        "resolved_config.scheduler_config.policy: expected fcfs, the only one simulated, got priority",
+    ),
+    "stages": (
+        meta(resolved_config={"parallel_config": {"pipeline_parallel_size": 2}}),
+        "resolved_config.parallel_config.pipeline_parallel_size: expected 1, the only one simulated, got 2",
+    ),
+    "two counts of requests": (
+        meta(resolved_config={"scheduler_config": {"max_num_seqs": 5}}),
+        "resolved_config.scheduler_config.max_num_seqs: expected 4, as engine_kwargs.max_num_seqs says, got 5",
+    ),
+    "two counts of tokens": (
+        meta(resolved_config={"scheduler_config": {"max_num_batched_tokens": 65}}),
+        "scheduler_config.max_num_batched_tokens: expected 64, as engine_kwargs.max_num_batched_tokens says, got 65",
+    ),
+    "two blocks": (
+        engine(block_size=32), "meta.json: kv_cache.block_size: expected 32, as engine_kwargs.block_size says, got 16"
+    ),
+    "blocks by hand": (
+        engine(num_gpu_blocks_override=14),
+        "kv_cache.num_gpu_blocks: expected 14, as engine_kwargs.num_gpu_blocks_override says, got 13",
+    ),
+    "two memories": (
+        meta(engine_kwargs=ENGINE | {"kv_cache_memory_bytes": 2e9}, kv_cache={"kv_cache_memory_bytes": 1e9}),
+        "kv_cache.kv_cache_memory_bytes: expected 2000000000.0, as engine_kwargs.kv_cache_memory_bytes says, got 1000",
     ),
     "too long for the engine": (
         engine(max_model_len=100),
@@ -207,6 +239,23 @@ def test_a_count_of_tokens_is_one_of_blocks(recorded):
         assert kv_capacity(read_run(recorded), Told(), make_profile())[0] == (BLOCKS - 1) * 16
 
 
+@pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens"])
+def test_the_engine_settles_what_it_was_not_told(recorded, prices, field):
+    resolved = {"scheduler_config": {field: 48}, "parallel_config": {"pipeline_parallel_size": 1}}
+    meta(engine_kwargs=ENGINE | {field: None}, resolved_config=resolved)(recorded)
+    run = read_run(recorded)
+    assert getattr(make_replay(run, Told(profile=prices)).scenario, field) == 48
+    assert getattr(make_replay(run, Told(profile=prices, **{field: 50})).scenario, field) == 50
+
+
+def test_blocks_set_by_hand_are_the_engines(recorded, prices):
+    for place, cache in (({"num_gpu_blocks_override": 12}, {}), ({}, {"num_gpu_blocks_override": 12})):
+        meta(engine_kwargs=ENGINE | place, kv_cache=cache)(recorded)
+        replay = make_replay(read_run(recorded), Told(profile=prices))
+        assert replay.scenario.kv_tokens == 11 * 16
+        assert "engine_kwargs that are ignored" not in replay.assumptions
+
+
 # In the words of the command, and of the run
 
 
@@ -296,4 +345,28 @@ def test_what_speculates_needs_room_for_its_drafts(recorded, prices):
     policy = Policy(StaticGamma(11), always(1, 11))
     with pytest.raises(SpecsimError, match=r"line 6: 64 prompt \+ 40 output \+ 11 drafted tokens can never fit"):
         make_replay(drafted, told, policy)
-    make_replay(drafted, told, Policy(NoSpec(), always(1, 11)))
+    assert make_replay(drafted, told, Policy(StaticGamma(8), always(1, 8))).scenario.kv_tokens == 112
+
+
+def test_blocks_are_as_long_as_the_run_drafted(recorded, prices):
+    """Whoever proposes them; a scheduler may verify fewer."""
+    told, deep = Told(profile=prices), always(1, 4)
+    for config in ({"num_speculative_tokens": 2}, '{"num_speculative_tokens": 2}'):
+        engine(speculative_config=config)(recorded)
+        run = read_run(recorded)
+        for policy, drafter in ((Policy(StaticGamma(1), deep), None), (Policy(StaticGamma(1)), deep)):
+            replay = make_replay(run, told, policy, drafter)
+            assert (replay.scenario.drafter.gamma, replay.settings["drafted"]) == (2, 2)
+            says = replay.assumptions["speculation"]
+            assert says == "2 drafted tokens a request, by meta.json's num_speculative_tokens"
+    with pytest.raises(SpecsimError, match=r"num_speculative_tokens: expected at most 1, the block length .*, got 2"):
+        make_replay(run, told, Policy(StaticGamma(1), always(1, 1)))
+    with pytest.raises(SpecsimError, match=r"--scheduler: expected one that speculates, as the run did .*, got NoSpec"):
+        make_replay(run, told, Policy(NoSpec(), deep))
+    engine(speculative_config="NoSpec")(recorded)  # as the reference engine tells it
+    assert make_replay(read_run(recorded), told).scenario.drafter is None
+    for config in ({"method": "mtp"}, "EAGLE"):
+        engine(speculative_config=config)(recorded)
+        replay = make_replay(read_run(recorded), told, Policy(StaticGamma(1), deep))
+        assert replay.scenario.drafter.gamma == 4
+        assert "the block length of its trace: meta.json's num_spec" in replay.assumptions["speculation"]

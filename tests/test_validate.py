@@ -272,6 +272,23 @@ def test_capacity_worked_out_from_a_gpus_memory(memory):
     assert kv_capacity(memory(), Told(), make_profile(kv_tokens=999))[0] == 999
 
 
+def test_memory_set_apart_for_kv(memory, recorded):
+    """By hand: what the GPU has, and the weights' share of it, play no part."""
+    size = 1024 * 131072  # 1,024 tokens
+    for place in ("engine_kwargs", "kv_cache"):
+        meta = meta_of(engine_kwargs=ENGINE | {"gpu_memory_utilization": 0.5, "quantization": "awq"}, kv_cache={})
+        meta[place] = meta[place] | {"kv_cache_memory_bytes": size}
+        (recorded / "meta.json").write_text(json.dumps(meta))
+        run = read_run(recorded)
+        tokens, why = kv_capacity(run, Told(), make_profile(kv_tokens=999))
+        assert tokens == 1024 - 16
+        assert why == "1,008 tokens, worked out: 0.1 GiB (kv_cache_memory_bytes)"
+        assert run.settings.ignored == ()
+    rated = kv_capacity(memory(), Told(device_memory=96e9), make_profile())
+    assert kv_capacity(memory(kv_memory=size), Told(device_memory=96e9), make_profile()) == rated  # told goes first
+    assert kv_capacity(memory(kv_memory=size, tp=2), Told(), make_profile())[0] == 2048 - 16
+
+
 def test_experts_are_whole_on_one_of_all_ranks(memory, recorded):
     shape = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}
     (recorded / "config.json").write_text(json.dumps(shape))
@@ -293,6 +310,12 @@ def test_experts_are_whole_on_one_of_all_ranks(memory, recorded):
         ),
         ({"device": "GPU X"}, {}, "expected --kv-tokens N or --device-memory BYTES"),
         ({}, {"device_memory": 16e9}, "leave no room in 0.9 of 14.9 GiB"),
+        (
+            {"kv_memory": 1e9},
+            {"utilisation": 0.5},
+            "--utilisation: has no meaning beside the kv_cache_memory_bytes",
+        ),
+        ({"kv_memory": 3e6}, {}, "kv_cache_memory_bytes: expected room for two blocks of 16 tokens, got 3e+06"),
         ({"dtype": "float32"}, {"device_memory": 96e9}, "engine_kwargs.dtype: expected auto, bfloat16"),
         ({"quantization": "awq"}, {"device_memory": 96e9}, "engine_kwargs.quantization: expected auto"),
         ({}, {"kv_tokens": 96, "device_memory": 96e9}, "--device-memory: has no meaning beside --kv-tokens"),
@@ -421,14 +444,19 @@ def test_a_run_that_speculated_needs_to_be_told_how(tmp_path, prices, run):
     made = replayed(make_profile(), drafter=drafter, scheduler=StaticGamma(2))
     meta = meta_of(engine_kwargs=ENGINE | {"speculative_config": {"num_speculative_tokens": 2}})
     folder = write_run(tmp_path / "run", made, meta=meta)
-    write_trace(make_blocks([1] * 40, 2), tmp_path / "trace.parquet")
+    write_trace(make_blocks([1] * 40, 3), tmp_path / "trace.parquet")  # longer than what the run drafted
     call = ("validate", "recorded", folder, "--profile", prices)
     code, _, err = run(*call)
     assert code == 2
     assert "speculative_config: the run drafted tokens" in err
     told = ("--trace", tmp_path / "trace.parquet", "--scheduler", "StaticGamma(2)")
     gates = ("--max-ttft-error", "0.0001%", "--max-tpot-error", "0.0001%", "--max-e2e-error", "0.0001%")
-    assert run(*call, *told, *gates)[0] == 0
+    code, text, _ = run(*call, *told, *gates)
+    assert code == 0
+    assert "speculation: 2 drafted tokens a request, by meta.json's num_speculative_tokens\n" in text
+    err = run(*call, *told[:3], "StaticGamma(3)")[2]
+    assert err == "error: scheduler StaticGamma(3): gamma: expected at most 2, the block length of drafter 'trace'\n"
+    assert "--scheduler: expected one that speculates" in run(*call, *told[:3], "NoSpec")[2]
     assert "expected both" in run(*call, *told[:2])[2]
     (folder / "meta.json").write_text(json.dumps(meta_of()))
     assert "recorded without speculation" in run(*call, *told)[2]
