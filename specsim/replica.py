@@ -133,9 +133,8 @@ class Replica:
             self._see_arrivals()
         if not self.rules.mixed and (self.prefills or self.waiting):
             self.reserve_running(0)
-            if (
-                not self.preempted
-            ):  # or a prompt that does not fit would come back at once, and hold up the decodes for good
+            # A prompt that was put out would else come back at once, again and again, and hold up the decodes for good.
+            if not self.preempted:
                 self.admit_waiting()
             if not self.prefills:
                 self.reserve_running(self.batch.n)

@@ -125,7 +125,7 @@ def _find(path: Path, ask: Ask) -> _Place:
     tp = ask.tp or min(shards)
     if tp not in shards:
         raise SpecsimError(f"{path}: --tp: expected one of {', '.join(map(str, sorted(shards)))}, got {tp}")
-    return _Place(shards[tp], path, _meta(shards[tp], path), tp)
+    return _Place(shards[tp], path, bundle_meta(shards[tp], path), tp)
 
 
 def _flat(path: Path, ask: Ask) -> _Place:
@@ -135,7 +135,7 @@ def _flat(path: Path, ask: Ask) -> _Place:
     """
     named = re.fullmatch(r"tp(\d+)", path.name)
     root = path.parent if named else path
-    meta = _meta(path, root)
+    meta = bundle_meta(path, root)
     degrees = _degrees(meta)
     told, said = int(named[1]) if named else None, _degree_by_samples(path, meta)
     tp = told or (degrees[0] if len(degrees) == 1 else said) or 1
@@ -177,7 +177,7 @@ def _skew_shards(meta: Mapping[str, Any]) -> Mapping[Any, Any]:
     return shards if isinstance(shards, dict) else {}
 
 
-def _meta(*folders: Path) -> Mapping[str, Any]:
+def bundle_meta(*folders: Path) -> Mapping[str, Any]:
     """The content of meta.yaml in the first folder that has it; empty without one."""
     import yaml
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from specsim.files import read_text
 from specsim.hardware import Profile
 from specsim.hardware.model_shape import Dtype
+from specsim.importers.bundle import bundle_meta
 from specsim.importers.engine_meta import Settings
 
 FORMATS: dict[str, Dtype] = {"auto": "bf16", "bfloat16": "bf16", "float16": "bf16", "half": "bf16"}
@@ -59,10 +59,4 @@ def plain_model(name: str) -> str:
 
 def _variant(source: Path, tp: int) -> str:
     """A bundle's own word on its formats, such as bf16 or fp8-kvfp8; empty without one."""
-    import yaml
-
-    for folder in (source / f"tp{tp}", source, source.parent):
-        if (folder / "meta.yaml").exists():
-            data = yaml.safe_load(read_text(folder / "meta.yaml"))
-            return str(data.get("variant") or "") if isinstance(data, dict) else ""
-    return ""
+    return str(bundle_meta(source / f"tp{tp}", source, source.parent).get("variant") or "")
