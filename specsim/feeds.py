@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from specsim.kv import contents, conversation
 from specsim.ledger import Ledger
@@ -87,7 +86,7 @@ class ClosedFeed:
 
     def __init__(self, run: Run, workload: ClosedLoop) -> None:
         self.run, self.workload = run, workload
-        self.blocks = workload.lengths(run.seed)
+        self.blocks, self.asked = workload.lengths(run.seed), workload.asked(run.seed)  # one or the other is read
         self.turns = workload.conversations(run.seed)
         self.first = workload.first_measured
         self.last = self.first + workload.num_measured
@@ -97,7 +96,6 @@ class ClosedFeed:
         self.more = [0] * workload.concurrency  # and the turns that are to come
         self.user: list[int] = []  # of each request
         self.sessions = 0
-        self.lengths: NDArray[np.int64] = np.empty((2, 0), dtype=np.int64)
 
     def arrive(self) -> Generator[simpy.Event, None, None]:
         for user in range(self.workload.concurrency):
@@ -124,10 +122,7 @@ class ClosedFeed:
         if not self.more[user]:
             self.session[user], self.said[user], self.more[user] = self.sessions, 0, next(self.turns)
             self.sessions += 1
-        if not self.lengths.shape[1]:
-            self.lengths = np.array(next(self.blocks))
-        prompt, output = self.lengths[:, 0].tolist()
-        self.lengths = self.lengths[:, 1:]
+        prompt, output = next(self.asked)
         self._add(np.array([self.said[user] + prompt]), np.array([output]))
         self.said[user] += prompt + output
         content = conversation(len(self.user), self.session[user], self.said[user], self.run.limits.block_size)

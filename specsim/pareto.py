@@ -136,7 +136,7 @@ def throughput_at(front: Front, policy: str, interactivity: float) -> Reading:
     reading = _read(x, y, interactivity, open_end=-1)
     if np.isfinite(reading.value):
         per_seed = _by_seed(front, policy, lambda u, v: _read(u, v, interactivity, open_end=-1).value)
-        return Reading(reading.value, _half_width(per_seed))
+        return Reading(reading.value, half_width(per_seed))
     if np.isfinite(reading.at_least):
         why = f"the highest load measured still has {front.x} above {interactivity:g}"
     else:
@@ -154,7 +154,7 @@ def interactivity_at(front: Front, policy: str, throughput: float) -> Reading:
     reading = _read(y, x, throughput, open_end=0)
     if np.isfinite(reading.value):
         per_seed = _by_seed(front, policy, lambda u, v: _read(v, u, throughput, open_end=0).value)
-        return Reading(reading.value, _half_width(per_seed))
+        return Reading(reading.value, half_width(per_seed))
     if np.isfinite(reading.at_least):
         why = f"the lowest load measured already has {front.y} above {throughput:g}"
     else:
@@ -177,7 +177,7 @@ def crossovers(front: Front) -> pd.DataFrame:
     for before, after in zip(table["before"], table["after"], strict=True):
         loads = [[row[0] for row in rows if row[1:3] == (before, after)] for rows in seeds]
         once = all(len(found) == 1 for found in loads)
-        half_widths.append(_half_width([found[0] for found in loads]) if once else NAN)
+        half_widths.append(half_width([found[0] for found in loads]) if once else NAN)
     table.insert(1, "load_ci", np.array(half_widths, dtype=np.float64))
     return table
 
@@ -197,7 +197,7 @@ def hypervolume(front: Front, base_policy: str) -> pd.DataFrame:
     for policy in front.policies:
         area = _dominated(*_curve(front, policy), float(base[0].max(initial=0.0)))
         ratios = _areas(front, policy, limits) / base_areas
-        rows.append((policy, area, area / base_area if base_area else NAN, _half_width(ratios)))
+        rows.append((policy, area, area / base_area if base_area else NAN, half_width(ratios)))
     return pd.DataFrame(rows, columns=["policy", "hypervolume", "relative", "relative_ci"])
 
 
@@ -223,7 +223,7 @@ def sla_table(front: Front, floors: Iterable[float], base_policy: str | None = N
             gain, gain_ci = NAN, NAN
             if base.value > 0:
                 gain = reading.value / base.value - 1
-                gain_ci = _half_width(_by_seed(front, policy, read) / bases)
+                gain_ci = half_width(_by_seed(front, policy, read) / bases)
             row = (policy, floor, reading.value, reading.ci, reading.at_least, gain, gain_ci)
             rows.append((*row, str(reading), reading.reason))
     names = ["policy", "floor", "throughput", "ci", "at_least", "gain", "gain_ci", "text", "reason"]
@@ -236,9 +236,9 @@ def _points(runs: pd.DataFrame) -> pd.DataFrame:
     metrics = [c for c in runs.select_dtypes("number").columns if c not in KEYS]
     groups = runs.groupby(["policy", "load"], sort=False)
     mean, std, count = groups[metrics].mean(), groups[metrics].std(), groups[metrics].count()
-    half_width: pd.DataFrame = std * _t_factor(count.to_numpy())
+    halves: pd.DataFrame = std * _t_factor(count.to_numpy())
     seeds = groups.size().rename("seeds").to_frame()
-    return pd.concat([seeds, mean, half_width.add_suffix("_ci")], axis=1).reset_index()
+    return pd.concat([seeds, mean, halves.add_suffix("_ci")], axis=1).reset_index()
 
 
 def _curve(front: Front, policy: str, table: pd.DataFrame | None = None) -> tuple[Array, Array]:
@@ -345,7 +345,7 @@ def _t_factor(count: NDArray[np.int64]) -> Array:
     return factor
 
 
-def _half_width(values: Iterable[float]) -> float:
+def half_width(values: Iterable[float]) -> float:
     """Return the half-width of the interval of the mean of ``values``, NaN if any is or there is one."""
     v = np.fromiter(values, dtype=np.float64)
     return float(_t_factor(np.array(len(v))) * np.std(v, ddof=1)) if len(v) > 1 else NAN

@@ -297,6 +297,11 @@ class ClosedLoop:
         """Yield, without end, (prompt, output) tokens of the next 1024 requests, int64[1024] each."""
         return _length_blocks(self.prompt_tokens, self.output_tokens, seed)
 
+    def asked(self, seed: int) -> Iterator[tuple[int, int]]:
+        """Yield, without end, what ``lengths`` does, one request at a time."""
+        for prompts, outputs in self.lengths(seed):
+            yield from zip(prompts.tolist(), outputs.tolist(), strict=True)
+
     def conversations(self, seed: int) -> Iterator[int]:
         """Yield, without end, the requests in each conversation, in the order in which they begin."""
         law, rng = as_lengths(self.turns), stream(seed, "turns")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from specsim.acceptance import Drafter
 from specsim.engine import Scenario, simulate
@@ -19,6 +18,7 @@ from specsim.live.engines import Engine
 from specsim.live.experiment import Measured, Plan
 from specsim.live.load import Drive, latencies, observed
 from specsim.metrics import request_metrics
+from specsim.pareto import half_width
 from specsim.rules import VLLM
 from specsim.schedulers import NoSpec, StaticGamma
 from specsim.types import Ints, Requests, SpecsimError
@@ -84,8 +84,7 @@ def deviation(values: Sequence[float]) -> float | None:
 
 def half_interval(values: Sequence[float]) -> float | None:
     """Half of the 95 % interval of the mean (Student's t); None of fewer than two."""
-    n = len(values)
-    return None if n < 2 else float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
+    return half_width(values) if len(values) > 1 else None
 
 
 def measured_numbers(drive: Drive) -> Numbers | None:

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ class Driver:
         prompts = prompts or self.prompts
         users, measured = workload.concurrency, workload.num_measured
         drive = Drive(workload.label, first=users, last=users + measured)
-        lengths = _lengths(workload, seed)
+        lengths = workload.asked(seed)
         load = _Load(self, drive, users)
 
         async def user() -> None:
@@ -190,11 +190,6 @@ class Driver:
         if drive.stopped is None and arrivals:
             drive.start, drive.end = arrivals[0], arrivals[-1]
         return drive
-
-
-def _lengths(workload: ClosedLoop, seed: int) -> Iterator[tuple[int, int]]:
-    for prompt, output in workload.lengths(seed):
-        yield from zip(prompt.tolist(), output.tolist(), strict=True)
 
 
 class _Load:
