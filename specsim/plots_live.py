@@ -67,7 +67,7 @@ def _panel(axes: Axes, rows: Sequence[Row], unit: float) -> None:
         axes.scatter([i - 3 * APART] * len(each), each, s=7, color=GREY, alpha=0.7, linewidth=0, zorder=2)
         broken = row.broken
         axes.annotate(
-            f"{100 * row.error + 0.0:+.1f} %",
+            f"{round(100 * row.error, 1) + 0.0:+.1f} %",
             (i, 1.0),
             xycoords=("data", "axes fraction"),
             ha="center",

@@ -99,6 +99,16 @@ def test_acceptance_is_counted_and_predicts_speculation():
             off = 0.08 if kind == "sglang" else 0.04
             assert abs(found[f"closed {users}", "throughput"].error) < off, (kind, users)
             assert abs(found[f"closed {users}", "tpot"].error) < off
+            tau, verified = (found.get((f"closed {users}", name)) for name in ("tau", "verified_tokens"))
+            if kind == "sglang":  # it counts no drafts
+                assert tau is None
+                assert verified is None
+                continue
+            assert tau is not None
+            assert verified is not None
+            assert np.mean(tau.measured) == pytest.approx(1 + np.mean(pattern), rel=0.02)
+            assert abs(tau.error) < 0.03
+            assert verified.measured == verified.predicted == (3.0, 3.0)
 
 
 def test_blocks_that_are_verified_in_part_are_predicted_so():
@@ -147,7 +157,7 @@ def test_ctrl_c_between_two_loads_keeps_what_was_measured():
 
         async def handle_async_request(self, request: Any) -> Any:
             self.scrapes += request.url.path == "/metrics"
-            if self.scrapes == 6:  # after the acceptance of the first of two loads, as the second one's begins
+            if self.scrapes == 8:  # after the check of the first repetition, as the second one begins
                 task = asyncio.current_task()
                 assert task is not None
                 task.cancel()  # as asyncio.run does

@@ -26,6 +26,8 @@ UNITS = {
     "tpot": ("tpot (ms)", 1e3),
     "ttft": ("ttft (ms)", 1e3),
     "speed": ("tok/s/user", 1.0),
+    "tau": ("tau (tok/cycle)", 1.0),
+    "verified_tokens": ("verified (tok/cycle)", 1.0),
 }
 INTERRUPTED = 130
 SHORT_DRAFTS = "Drafts held"
@@ -98,7 +100,7 @@ def _table(title: str, rows: Sequence[Row]) -> Any:
             half = half_interval(values)
             half = 0.0 if half is not None and half < 1e-9 * float(np.mean(values)) else half
             cells += [unit * float(np.mean(values)), None if half is None else show.number(unit * half, 2)]
-        cells += [f"{100 * row.error:+.1f}", *(_percent(share) for share in (row.spread, row.bound))]
+        cells += [f"{round(100 * row.error, 1) + 0.0:+.1f}", *(_percent(share) for share in (row.spread, row.bound))]
         lines.append([cell if cell is not None else "–" for cell in cells])
         load = row.load
     return show.table(title, heads, lines)

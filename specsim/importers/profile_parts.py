@@ -121,6 +121,7 @@ class Found:
     kv_tokens: int | None = None
     kv_bytes_per_token: float | None = None
     max_num_tokens: int | None = None
+    host_seconds: float = 0.0
     date: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -173,7 +174,7 @@ def build_profile(path: Path, found: Found, ask: Ask) -> Profile:
         "max_num_tokens": ask.max_num_tokens or found.max_num_tokens,
         "verify": found.verify,
         "draft": found.draft,
-        "host_seconds": ask.host_seconds or 0.0,
+        "host_seconds": found.host_seconds if ask.host_seconds is None else ask.host_seconds,
         "provenance": Provenance(
             source=f"imported: {found.source}, {path.name}",
             command=ask.command,

@@ -16,6 +16,7 @@ from specsim.files import parse_json, read_text
 from specsim.hardware import Profile, Shape, step_cost
 from specsim.importers.bundle import read_bundle
 from specsim.importers.cost_tables import read_additive, read_columns, read_draft, read_sps, read_vllm, with_draft
+from specsim.importers.engine_steps import is_step_log, read_steps
 from specsim.importers.profile_parts import COMMON, Ask, Found, build_profile, check_bounds, json_kind, option, shown
 from specsim.importers.silicon import read_silicon
 from specsim.types import SpecsimError
@@ -27,6 +28,7 @@ _READERS: dict[str, tuple[Callable[[Path, str, Ask], Found], tuple[str, ...]]] =
     "sglang-additive": (read_additive, ("as_engine", "monotone")),
     "vllm": (read_vllm, ("capture_limit", "monotone", "unit")),
     "csv": (read_columns, ("capture_limit", "monotone", "unit")),
+    "steps": (read_steps, ()),
     "bundle": (
         lambda path, text, ask: read_bundle(path, ask),
         ("config", "no_skew", "kv_reads", "expert_parallel", "link_bandwidth", "link_latency"),
@@ -53,7 +55,8 @@ _BY_NAME = ("aiconfigurator",)
 """Formats whose source is a name, not a path."""
 FORMATS = tuple(_READERS)
 """SGLang's steps per second and additive times (JSON); vLLM's cost tables (JSON, or rows with a part); columns of
-tokens and time; LLMServingSim's bundle of per-layer kernel times (a folder); AIConfigurator's data of a model."""
+tokens and time; the steps that serve-reference logs; LLMServingSim's bundle of per-layer kernel times (a folder);
+AIConfigurator's data of a model."""
 
 
 def load_profile_source(path: str | Path, format: str = "auto", ask: Ask | None = None) -> tuple[Profile, list[str]]:
@@ -150,6 +153,8 @@ def _format(path: Path, text: str) -> str:
     if path.is_dir():
         return "bundle"
     start = text.lstrip()
+    if is_step_log(start):
+        return "steps"
     if start.startswith(("{", "[")):
         try:
             data = parse_json(text)

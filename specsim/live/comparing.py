@@ -14,7 +14,7 @@ from specsim.engine import Scenario, simulate
 from specsim.hardware import DraftCost, Profile
 from specsim.importers.evidence import Ask, Evidence, to_synthetic
 from specsim.lengths import Empirical, Fixed, Lengths
-from specsim.live.engines import Engine
+from specsim.live.engines import Drafted, Engine
 from specsim.live.experiment import Measured, Plan
 from specsim.live.load import Drive, latencies, observed
 from specsim.metrics import request_metrics
@@ -24,9 +24,9 @@ from specsim.schedulers import NoSpec, StaticGamma
 from specsim.types import Ints, Requests, SpecsimError
 from specsim.workload import Arrivals, Workload
 
-METRICS = ("throughput", "tpot", "ttft", "speed")
-"""Output tokens/s, seconds an output token after the first, seconds to the first, tokens/s of a user (1/tpot)."""
-GATED = ("throughput", "tpot")
+METRICS = ("throughput", "tpot", "ttft", "speed", "tau", "verified_tokens")
+"""Output tokens/s, seconds an output token after the first, seconds to the first, tokens/s of a user (1/tpot); of an
+engine that speculates, tokens a cycle and tokens that a request has in a step."""
 ROUNDS = 20
 """Rounds of all users that a closed loop is simulated for, at least."""
 AT_ONCE = 1e-6
@@ -94,12 +94,15 @@ def measured_numbers(drive: Drive) -> Numbers | None:
     tokens = drive.tokens()
     if not len(ttft) or not (tpot > 0).any() or not seconds > 0 or not tokens:
         return None
-    return {
+    numbers = {
         "throughput": tokens / seconds,
         "tpot": float(tpot.mean()),
         "ttft": float(ttft.mean()),
         "speed": float((1 / tpot[tpot > 0]).mean()),
     }
+    if drive.drafted is not None:
+        numbers |= {"tau": drive.drafted.tau, "verified_tokens": drive.drafted.verified_tokens}
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,17 @@ class Model:
         table, window = request_metrics(result), result.window
         tpot = table["tpot"].dropna().to_numpy()
         seconds = window.end - window.start
-        return {
+        numbers = {
             "throughput": float(window.tokens.sum()) / seconds if seconds > 0 else math.nan,
             "tpot": float(tpot.mean()) if len(tpot) else math.nan,
             "ttft": float(table["ttft"].mean()),
             "speed": float((1 / tpot[tpot > 0]).mean()) if len(tpot) else math.nan,
-        }, result.extrapolated_steps
+        }
+        if self.drafter is not None:
+            cycles, verified, accepted = (float(table[name].sum()) for name in ("cycles", "verified", "accepted"))
+            told = Drafted(max(1.0, cycles), verified, accepted)
+            numbers |= {"tau": told.tau, "verified_tokens": told.verified_tokens}
+        return numbers, result.extrapolated_steps
 
 
 @dataclass(frozen=True)
@@ -265,8 +273,9 @@ def compare(measured: Measured, plan: Plan, models: Mapping[int, Model], gates: 
 def rows_of(
     load: str, users: float, measured: Sequence[Numbers], predicted: Sequence[Numbers], gates: Mapping[str, float]
 ) -> list[Row]:
-    """A row for each metric of a load, from one set of numbers a repetition; none without any."""
+    """A row for each metric of a load that all tell, from one set of numbers a repetition; none without any."""
     if not measured:
         return []
-    ours, theirs = ({m: tuple(n[m] for n in numbers) for m in METRICS} for numbers in (predicted, measured))
-    return [Row(load, users, metric, theirs[metric], ours[metric], gates.get(metric)) for metric in METRICS]
+    known = [metric for metric in METRICS if all(metric in numbers for numbers in (*measured, *predicted))]
+    ours, theirs = ({m: tuple(n[m] for n in numbers) for m in known} for numbers in (predicted, measured))
+    return [Row(load, users, metric, theirs[metric], ours[metric], gates.get(metric)) for metric in known]

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -158,18 +158,58 @@ async def scrape(client: httpx.AsyncClient) -> str | None:
 
 def drafts_counted(text: str | None) -> float:
     """Drafts that a scrape has counted so far; 0 where it counts none."""
-    return _counted(text, "drafts")
+    return _counted(text, "spec_decode_num_drafts")
 
 
 def draft_length(before: str, after: str) -> float | None:
     """Draft tokens verified a draft between two scrapes, on average; None without drafts."""
-    drafts, tokens = (_counted(after, name) - _counted(before, name) for name in ("drafts", "draft_tokens"))
+    drafts, tokens = (
+        _counted(after, f"spec_decode_num_{name}") - _counted(before, f"spec_decode_num_{name}")
+        for name in ("drafts", "draft_tokens")
+    )
     return tokens / drafts if drafts > 0 and tokens > 0 else None
+
+
+class Drafted(NamedTuple):
+    """What decoding requests did in a load: ``cycles``, ``draft_tokens`` verified and those ``accepted``."""
+
+    cycles: float
+    draft_tokens: float
+    accepted: float
+
+    @property
+    def tau(self) -> float:
+        """Tokens a cycle."""
+        return 1 + self.accepted / self.cycles
+
+    @property
+    def verified_tokens(self) -> float:
+        """Tokens a request has in a step: its own and its drafts."""
+        return 1 + self.draft_tokens / self.cycles
+
+
+def drafted(before: str | None, after: str | None, answers: Sequence[Answer]) -> Drafted | None:
+    """What counters tell of the cycles between two scrapes, or llama.cpp's ``timings`` of ``answers``; None of neither.
+
+    The reference engine counts all cycles, others those with drafts: where some have none, as with n-grams, τ and
+    tokens are those of the others.
+    """
+    cycles, drafts, tokens, accepted = (
+        _counted(after, name) - _counted(before, name)
+        for name in ("num_decodes", *(f"spec_decode_num_{n}" for n in ("drafts", "draft_tokens", "accepted_tokens")))
+    )
+    if drafts > 0:
+        return Drafted(cycles if cycles > 0 else drafts, tokens, accepted)
+    rows = _timed(answers)
+    cycles = sum(row["predicted_n"] - 1 - row["draft_n_accepted"] for row in rows)
+    if cycles < 1:
+        return None
+    return Drafted(cycles, *(sum(row[name] for row in rows) for name in ("draft_n", "draft_n_accepted")))
 
 
 def _counted(text: str | None, name: str) -> float:
     """The sum of a counter over all its labels."""
-    pattern = rf"^\w+:spec_decode_num_{name}(?:_total)?(?:\{{[^}}]*\}})? ([0-9.e+]+)"
+    pattern = rf"^\w+:{name}(?:_total)?(?:\{{[^}}]*\}})? ([0-9.e+]+)"
     return sum(float(value) for value in re.findall(pattern, text or "", re.MULTILINE))
 
 
@@ -188,13 +228,18 @@ def timed_acceptance(answers: Sequence[Answer]) -> tuple[Evidence, int] | None:
 
     They hold one mean: acceptance is taken as the same at every position.
     """
-    rows = [dict(a.timings) for a in answers if a.done and a.timings and a.timings.get("draft_n")]
+    rows = _timed(answers)
     cycles = sum(r["predicted_n"] - 1 - r["draft_n_accepted"] for r in rows)
     if cycles < 1:
         return None
     gamma = max(1, round(sum(r["draft_n"] for r in rows) / cycles + 0.499))
     text = "\n".join(json.dumps({"timings": row}) for row in rows)
     return read_llamacpp("timings", text, Ask(gamma=gamma)), gamma
+
+
+def _timed(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """llama.cpp's ``timings`` of the answers that had drafts."""
+    return [dict(a.timings) for a in answers if a.done and a.timings and a.timings.get("draft_n")]
 
 
 def gauged_acceptance(text: str | None, engine: Engine) -> Evidence | None:

@@ -18,6 +18,7 @@ from specsim.live.engines import (
     counted_acceptance,
     detect,
     draft_length,
+    drafted,
     drafts_counted,
     gauged_acceptance,
     has_counters,
@@ -249,17 +250,24 @@ class _Experiment:
     async def _check(self, number: int, repeat: Repeat) -> None:
         plan, drive = self.plan, self.driver
 
-        def keep(drive: Drive) -> None:
-            repeat.checks[drive.name] = drive
+        async def keep(name: str, work: Awaitable[Drive]) -> None:
+            before = await scrape(self.client) if self.measured.speculates else None
+
+            def store(drive: Drive) -> None:
+                repeat.checks[drive.name] = drive
+
+            found = await self._keep(name, work, store)
+            if self.measured.speculates:
+                found.drafted = drafted(before, await scrape(self.client), found.answers)
 
         for users in plan.check:
-            await self._keep(f"closed {users}", drive.closed(plan.closed(users), number), keep)
+            await keep(f"closed {users}", drive.closed(plan.closed(users), number))
         requests = plan.open()
         if requests is not None:
             name = f"poisson {plan.poisson:g}/s"
-            await self._keep(name, drive.open(name, requests), keep)
+            await keep(name, drive.open(name, requests))
         if plan.arrivals is not None:
-            await self._keep("arrivals", drive.open("arrivals", plan.arrivals), keep)
+            await keep("arrivals", drive.open("arrivals", plan.arrivals))
 
     async def _keep(self, name: str, work: Awaitable[Drive], keep: Callable[[Drive], None]) -> Drive:
         """Drive a load and keep it, whole or not."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from specsim.files import read_text
 from specsim.live.client import CUT_OFF, SHORT, Answer, Order, Target, ask
+from specsim.live.engines import Drafted
 from specsim.types import Floats, Ints, Requests, SpecsimError
 from specsim.workload import ClosedLoop
 
@@ -73,7 +74,7 @@ class Drive:
 
     ``start`` and ``end`` (seconds, the loop's clock) bound the time in which tokens are counted. ``stopped`` says why
     it ended early (None: it did not), ``clock_step`` by how many seconds somebody set the wall clock meanwhile, and
-    ``started_at`` (seconds since 1970) when it began.
+    ``started_at`` (seconds since 1970) when it began. ``drafted``: what an engine that speculates counted meanwhile.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Drive:
     stopped: str | None = None
     clock_step: float = 0.0
     started_at: float = 0.0
+    drafted: Drafted | None = None
 
     @property
     def measured(self) -> list[Answer]:
