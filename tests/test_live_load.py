@@ -150,6 +150,14 @@ def test_short_answers_are_told_of_and_kept():
     assert "fewer tokens than asked" not in found.counts()  # they were answered: nothing is counted twice
 
 
+def test_an_answer_that_may_end_by_itself_is_no_fault():
+    engine = FakeEngine(steps, short_by=3)
+    found = drive(engine, closed(1, 4), ignore_eos=False)
+    assert found.faults() == {}
+    assert {a.output_tokens for a in found.measured} == {6}
+    assert {body["ignore_eos"] for body in engine.bodies} == {False}
+
+
 def test_a_server_that_is_gone_ends_the_load():
     found = drive(FakeEngine(steps, refuse=lambda i: -1 if i >= 6 else None), closed(2, 1000))
     assert found.stopped == "7 requests failed one after the other"

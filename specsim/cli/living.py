@@ -73,6 +73,10 @@ def live(
         Path | None, option("--prompts", help='JSON lines {"prompt": TEXT or ids} instead, in turn.', panel=LOADS)
     ] = None,
     temperature: Annotated[float, option("--temperature", help="Of sampling.", panel=LOADS)] = 0.0,
+    ignore_eos: Annotated[
+        bool,
+        option("--ignore-eos/--end-at-eos", help="Answers run to their length, or may end.", panel=LOADS),
+    ] = True,
     requests: Annotated[int, option("--requests", help="Measured in each load, at least.", panel=LOADS)] = 16,
     repeat: Annotated[int, option("--repeat", help="Repetitions of all loads, interleaved.", panel=LOADS)] = 3,
     max_seconds: Annotated[float, option("--max-seconds", help="For all of it.", panel=LOADS)] = 1800.0,
@@ -166,7 +170,7 @@ def live(
         needs_acceptance=drafter is None,
         metrics=not no_metrics,
     )
-    measured = _drive(url, allow_remote, engine, model, timeout, temperature, prompts, plan)
+    measured = _drive(url, allow_remote, engine, model, timeout, temperature, ignore_eos, prompts, plan)
     notes: list[str] = []
     models: dict[int, Model] = {}
     for number in range(len(measured.repeats)):
@@ -236,7 +240,7 @@ def _plan(
 
 def _drive(
     url: str, allow_remote: bool, engine: str | None, model: str | None, timeout: float, temperature: float,
-    prompts: Path | None, plan: Plan,
+    ignore_eos: bool, prompts: Path | None, plan: Plan,
 ) -> Measured:  # fmt: skip
     from specsim.live.client import KEY_VARIABLE, Target, check_url
     from specsim.live.experiment import run
@@ -248,7 +252,9 @@ def _drive(
     if not 0 <= temperature <= 100:
         raise SpecsimError(f"--temperature: expected 0 to 100, got {temperature:g}")
     given = read_prompts(prompts) if prompts is not None else []
-    target = Target(check_url(url, allow_remote), "", timeout, temperature, key=os.environ.get(KEY_VARIABLE))
+    target = Target(
+        check_url(url, allow_remote), "", timeout, temperature, ignore_eos, key=os.environ.get(KEY_VARIABLE)
+    )
     # Other prompts in every run: what a cache of prefixes keeps from the last one is of no use.
     random = Prompts(secrets.randbits(32), given)
     return asyncio.run(

@@ -93,8 +93,8 @@ def import_profile(
 
     Reads SGLang's step tables (steps per second, and the additive form), vLLM's adaptive-verification cost tables,
     CSV of tokens and time (unit in the column's name), the steps that serve-reference logs, and LLMServingSim's
-    bundles of per-layer kernel times. What
-    was measured is kept: a step outside it is an error, curves that fall stay as they are, and the notes say so.
+    bundles of per-layer kernel times. What was measured is kept: a step outside it is an error, curves that fall stay
+    as they are, and the notes say so.
     With --format aiconfigurator the source is a model's name, and a profile is composed from AIConfigurator's
     measured operations (needs pip install 'specsim\[silicon]').
 

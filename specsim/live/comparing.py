@@ -34,6 +34,13 @@ AT_ONCE = 1e-6
 NOISE = 2.0
 """An error below so many standard deviations of the engine's own runs is not told from noise."""
 
+RULES_OF = {
+    "sglang": VLLM.without("mixed"),
+    # Prompts join whole, and all run in the one forward of the step; nothing is kept for the next that starts alike.
+    "specsim": VLLM.without("split", "own_prefills", "prefix_caching"),
+}
+"""How an engine schedules, where it is not as vLLM does."""
+
 Numbers = dict[str, float]
 
 
@@ -127,7 +134,7 @@ class Model:
             max_num_seqs=self.max_num_seqs or engine.max_num_seqs or 1024,
             max_num_batched_tokens=self.max_num_batched_tokens or engine.max_num_batched_tokens or 8192,
             kv_tokens=None if self.profile.kv_tokens else engine.kv_tokens,
-            rules=VLLM if engine.kind != "sglang" else VLLM.without("mixed"),
+            rules=RULES_OF.get(engine.kind, VLLM),
             extrapolate=True,
         )
         result = simulate(scenario, seed)

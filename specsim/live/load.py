@@ -75,6 +75,7 @@ class Drive:
     ``start`` and ``end`` (seconds, the loop's clock) bound the time in which tokens are counted. ``stopped`` says why
     it ended early (None: it did not), ``clock_step`` by how many seconds somebody set the wall clock meanwhile, and
     ``started_at`` (seconds since 1970) when it began. ``drafted``: what an engine that speculates counted meanwhile.
+    ``to_length``: answers were asked to ignore an end of their own, so a shorter one is a fault.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Drive:
     clock_step: float = 0.0
     started_at: float = 0.0
     drafted: Drafted | None = None
+    to_length: bool = True
 
     @property
     def measured(self) -> list[Answer]:
@@ -103,7 +105,7 @@ class Drive:
         found: dict[str, tuple[int, str]] = {}
         for a in self.answers:
             kind, detail = a.fault, a.detail
-            if a.done and (a.output_tokens or 0) < a.order.output_tokens:
+            if self.to_length and a.done and (a.output_tokens or 0) < a.order.output_tokens:
                 kind, detail = SHORT, f"{a.output_tokens} of {a.order.output_tokens}"
             if kind is not None and kind != CUT_OFF:
                 count, first = found.get(kind, (0, detail))
@@ -228,6 +230,7 @@ class _Load:
         """Do ``work`` until all measured requests are answered, time is out, or somebody interrupts."""
         drive, wall = self.drive, self.driver.wall
         drive.started_at, began = wall(), self.clock()
+        drive.to_length = self.driver.target.ignore_eos
         tasks = [asyncio.create_task(part) for part in work]
         try:
             async with asyncio.timeout_at(self.driver.deadline):
