@@ -153,6 +153,23 @@ def test_ctrl_c_leaves_a_complete_partial_report(tmp_path):
     assert b"closed 2" in out
 
 
+def test_ctrl_c_while_it_predicts_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specsim.live.comparing.compare", interrupted)
+    path = tmp_path / "live.json"
+    with serve(FakeEngine(step)) as server:
+        assert live("--url", server.url, *QUICK, "--json", path, "--out", tmp_path / "out") == 130
+    assert "stopped: the predictions: interrupted" in capsys.readouterr().err
+    data = json.loads(path.read_text())
+    check_counts(data["counts"])
+    assert data["rows"] == []
+    assert [load["name"] for load in data["loads"]][-1] == "closed 2"
+    assert data["loads"][-1]["measured"]["throughput"] > 0
+    assert load_profile(tmp_path / "out" / "profile.json").verify.range == (1, 64)
+
+
 def test_time_is_bounded(tmp_path, capsys):
     path = tmp_path / "live.json"
     with serve(FakeEngine(step)) as server:

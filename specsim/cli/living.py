@@ -178,7 +178,11 @@ def live(
         found = None if steps is None else comparing.model_of(measured, number, steps, told)
         if found is not None:
             models[number] = found
-    compared = comparing.compare(measured, plan, models, gates)
+    compared = comparing.Compared()
+    try:
+        compared = comparing.compare(measured, plan, models, gates)
+    except KeyboardInterrupt:  # what was measured is kept all the same
+        measured.stopped = "the predictions: interrupted"
     measured.faults += compared.problems
     notes += living_report.caveats(measured, plan, compared.extrapolated, known)
     report = living_report.Report(measured, plan, models, compared.rows, notes, gates)
