@@ -234,6 +234,25 @@ def test_a_trace_says_how_it_speculates_and_arrivals_are_replayed(tmp_path, caps
         (["--url", "http://10.1.2.3"], "only with --allow-remote"),
         (["--url", "http://127.0.0.1:9", "--engine", "tgi"], "--engine: expected vllm, sglang, llamacpp or specsim"),
         (["--url", "http://127.0.0.1:9"], "expected an OpenAI-compatible server, got ConnectError"),
+        (
+            [
+                "--url",
+                "http://127.0.0.1:9",
+                "--profile",
+                "hw_profiles/cpu-2core-smollm2-135m.json",
+                "--plain-url",
+                "http://127.0.0.1:9",
+            ],
+            "--plain-url: has no meaning beside a profile or a time that tells the same",
+        ),
+        (
+            ["--url", "http://127.0.0.1:9", "--draft-ms", "0", "--draft-url", "http://127.0.0.1:9"],
+            "--draft-url: has no meaning beside a profile or a time",
+        ),
+        (
+            ["--url", "http://127.0.0.1:9", "--plain-url", "http://example.com"],
+            "--plain-url: example.com is not this machine",
+        ),
         (["--url", "http://127.0.0.1:9", "--calibrate", "2,4"], "--calibrate: expected 1 among the users"),
         (["--url", "http://127.0.0.1:9", "--prompt-tokens", "8"], "--prompt-tokens: expected more than 8"),
         (["--url", "http://127.0.0.1:9", "--repeat", "0"], "--repeat: expected 1 to 100, got 0"),

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("httpx", reason="the extra live is not installed")
 
+import httpx
 from fake_engine import FakeEngine, FakeTransport, virtual
 
 from specsim.hardware import Profile
@@ -111,6 +112,55 @@ def test_acceptance_is_counted_and_predicts_speculation():
             assert verified.measured == verified.predicted == (3.0, 3.0)
 
 
+class Servers(httpx.AsyncBaseTransport):
+    """Fake engines by port."""
+
+    def __init__(self, **engines: FakeEngine) -> None:
+        self.transports = {name.removeprefix("at"): FakeTransport(engine) for name, engine in engines.items()}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self.transports[str(request.url.port)].handle_async_request(request)
+
+
+@pytest.mark.parametrize(("kind", "forwards"), [("vllm", 2), ("llamacpp", 3)])
+def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: str, forwards: int):
+    def draft(decodes: int, prompt: int) -> float:
+        return 0.004 + 0.001 * decodes + 0.0001 * prompt
+
+    speculating = FakeEngine(  # the draft model reads what was verified once more in llama.cpp
+        lambda decodes, prompt: jagged(decodes, prompt) + forwards * draft(decodes // 3, 0) * (decodes > 0),
+        kind,
+        gamma=2,
+        accept=lambda cycle: (2, 0, 1, 2)[cycle % 4],
+    )
+    servers = Servers(at1=speculating, at2=FakeEngine(jagged, kind), at3=FakeEngine(draft, kind))
+    plan = Plan(calibrate=(1, 2, 8), check=(1, 2), prompt_tokens=64, output_tokens=48, repeat=2, requests=32,
+                known_draft=True)  # fmt: skip
+
+    async def main() -> Measured:
+        clock = asyncio.get_running_loop().time
+        return await run(Target("http://127.0.0.1:1", ""), plan, plain="http://127.0.0.1:2",
+                         draft="http://127.0.0.1:3", transport=servers, wall=clock)  # fmt: skip
+
+    measured = virtual(main())
+    assert (measured.stopped, measured.faults) == (None, [])
+    models = {}
+    for number, repeat in enumerate(measured.repeats):
+        assert [d.name for d in repeat.counted] == ["drafts of 1", "drafts of 2"]  # 8 are for the table of steps
+        table = step_table(repeat.draft_steps, repeat.draft_alone)
+        assert table.seconds == pytest.approx({n: draft(n, 0) for n in (1, 2)})
+        drafts = to_profile(table, measured.engine, "a test", "specsim", "2026-11-30")
+        told = Told(cost=draft_cost(drafts, None, plan.counted))
+        model = model_of(measured, number, profile_of(measured, number), told)
+        assert model is not None
+        models[number] = model
+    found = rows_by_name(compare(measured, plan, models, {}).rows)
+    for users in (1, 2):
+        assert abs(found[f"closed {users}", "throughput"].error) < 0.04
+        assert abs(found[f"closed {users}", "tpot"].error) < 0.04
+    assert sum(measured.counts().values()) - measured.counts()["sent"] == measured.counts()["sent"]
+
+
 def test_blocks_that_are_verified_in_part_are_predicted_so():
     engine = FakeEngine(jagged, "specsim", gamma=2, positions=7, accept=lambda cycle: (2, 1, 0)[cycle % 3])
     measured = experiment(engine, Plan(calibrate=(1,), check=(), repeat=1, known_steps=True, known_draft=True))
@@ -137,7 +187,7 @@ def test_an_engine_that_speculates_cannot_be_calibrated():
     engine = FakeEngine(jagged, gamma=2, accept=lambda cycle: 1)
     with pytest.raises(SpecsimError, match=r"vLLM 0.99 speculates: its steps are learned without"):
         experiment(engine, Plan())
-    with pytest.raises(SpecsimError, match=r"expected what drafting costs: --draft-ms"):
+    with pytest.raises(SpecsimError, match=r"expected what drafting costs: --draft-url \(the draft model"):
         experiment(engine, Plan(known_steps=True))
 
 

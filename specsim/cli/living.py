@@ -6,8 +6,10 @@ import asyncio
 import importlib.util
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -23,8 +25,11 @@ from specsim.types import SpecsimError
 from specsim.validate import parse_share
 
 if TYPE_CHECKING:
+    from specsim.live.client import Target
     from specsim.live.comparing import Model
+    from specsim.live.engines import Engine
     from specsim.live.experiment import Measured, Plan
+    from specsim.live.load import Drive
 
 SERVER = "Server"
 LOADS = "Loads"
@@ -39,6 +44,13 @@ def live(
     url: Annotated[str | None, option("--url", help="The server, such as http://127.0.0.1:8000.", panel=SERVER)] = None,
     engine: Annotated[
         str | None, option("--engine", help=f"{', '.join(ENGINES)} (default: asked).", panel=SERVER)
+    ] = None,
+    plain_url: Annotated[
+        str | None,
+        option("--plain-url", help="The same without speculation, to learn steps from in turn.", panel=SERVER),
+    ] = None,
+    draft_url: Annotated[
+        str | None, option("--draft-url", help="The draft model served alone: γ of its steps.", panel=SERVER)
     ] = None,
     model: Annotated[str | None, option("--model", help="Of several that it serves.", panel=SERVER)] = None,
     allow_remote: Annotated[
@@ -91,7 +103,7 @@ def live(
     ] = None,
     draft_ms: Annotated[float | None, option("--draft-ms", help="What drafting adds to a step.", panel=KNOWN)] = None,
     draft_profile: Annotated[
-        Path | None, option("--draft-profile", help="The draft model's own profile: γ of its steps.", panel=KNOWN)
+        Path | None, option("--draft-profile", help="The draft model's own profile, instead.", panel=KNOWN)
     ] = None,
     from_results: Annotated[
         list[Path] | None,
@@ -122,6 +134,8 @@ def live(
     if importlib.util.find_spec("httpx") is None:
         raise SpecsimError("validate live: needs httpx: pip install 'specsim[live]'")
     from specsim.live import comparing
+    from specsim.live.calibrating import draft_cost
+    from specsim.live.client import check_url
 
     bounds = {"throughput": max_throughput_error, "tpot": max_tpot_error, "ttft": max_ttft_error}
     gates = {m: parse_share(f"--max-{m}-error", text) for m, text in bounds.items() if text is not None}
@@ -137,20 +151,24 @@ def live(
     check_output("--json", json)
     if scheduler is not None and trace is None:
         raise SpecsimError("--scheduler: expected --trace too; without both, blocks are verified as counted")
-    if (trace is not None or from_results) and profile is None:
+    if (trace is not None or from_results) and profile is None and plain_url is None:
         raise SpecsimError("--profile: expected the engine's step cost, learned without speculation, beside --trace or "
-                           "--from-results")  # fmt: skip
+                           "--from-results (or --plain-url, to learn it)")  # fmt: skip
+    for name, at, instead in (("plain", plain_url, profile), ("draft", draft_url, draft_profile or draft_ms)):
+        if at is not None and (instead is not None or from_results):
+            given = "--from-results" if from_results else "a profile or a time that tells the same"
+            raise SpecsimError(f"--{name}-url: has no meaning beside {given}")
     known = load_profile(profile) if profile is not None else None
     cost = _draft_cost(draft_profile, draft_ms, calibrate, check)
     drafter, policies = parse_policies([scheduler] if scheduler else [], trace, None)
-    if cost is not None and drafter is not None:
-        drafter = replace(drafter, cost=cost)
     verify = policies[0].scheduler if policies else comparing.fixed_length(drafter) if drafter is not None else None
     # What every prediction shares; each repetition learns the rest.
     told = comparing.Told(known, cost, verify, drafter, max_num_seqs, max_num_batched_tokens)
     if from_results:
         if url is not None:
             raise SpecsimError("--url: has no meaning beside --from-results, which asks no server")
+        if cost is not None and drafter is not None:
+            told = replace(told, drafter=replace(drafter, cost=cost))
         living_report.results(from_results, told, gates, picture, json)
         return
     if url is None:
@@ -166,17 +184,26 @@ def live(
         repeat,
         max_seconds,
         known_steps=known is not None,
-        known_draft=cost is not None or (known is not None and known.draft is not None),
+        known_draft=cost is not None or draft_url is not None or (known is not None and known.draft is not None),
         needs_acceptance=drafter is None,
         metrics=not no_metrics,
     )
-    measured = _drive(url, allow_remote, engine, model, timeout, temperature, ignore_eos, prompts, plan)
+    servers = {"--url": url, "--plain-url": plain_url, "--draft-url": draft_url}
+    where = [None if at is None else check_url(at, allow_remote, name) for name, at in servers.items()]
+    target = _target(timeout, temperature, ignore_eos)
+    measured = _drive(where, engine, model, target, prompts, plan)
     notes: list[str] = []
     models: dict[int, Model] = {}
-    for number in range(len(measured.repeats)):
-        steps = known or _learn(context, measured, number, url, notes)
-        found = None if steps is None else comparing.model_of(measured, number, steps, told)
-        if found is not None:
+    for number, loads in enumerate(measured.repeats):
+        learn = partial(_learn, context, measured.engine, number, url, notes)
+        steps = known or learn(loads.steps, loads.alone)
+        if steps is None:
+            continue
+        draft = learn(loads.draft_steps, loads.draft_alone) if draft_url is not None else None
+        drafting = told if draft is None else replace(told, cost=draft_cost(draft, None, plan.counted))
+        if (draft_url is None or draft is not None) and (
+            found := comparing.model_of(measured, number, steps, drafting)
+        ) is not None:
             models[number] = found
     compared = comparing.Compared()
     try:
@@ -242,40 +269,46 @@ def _plan(
                 repeat, seconds=max_seconds, **known)  # fmt: skip
 
 
-def _drive(
-    url: str, allow_remote: bool, engine: str | None, model: str | None, timeout: float, temperature: float,
-    ignore_eos: bool, prompts: Path | None, plan: Plan,
-) -> Measured:  # fmt: skip
-    from specsim.live.client import KEY_VARIABLE, Target, check_url
-    from specsim.live.experiment import run
-    from specsim.live.load import Prompts, read_prompts
+def _target(timeout: float, temperature: float, ignore_eos: bool) -> Target:
+    from specsim.live.client import KEY_VARIABLE, Target
 
-    one_of("--engine", engine, ENGINES)
     if not 0 < timeout <= 1e6:
         raise SpecsimError(f"--timeout: expected seconds above 0, got {timeout:g}")
     if not 0 <= temperature <= 100:
         raise SpecsimError(f"--temperature: expected 0 to 100, got {temperature:g}")
+    return Target("", "", timeout, temperature, ignore_eos, key=os.environ.get(KEY_VARIABLE))
+
+
+def _drive(
+    where: Sequence[str | None], engine: str | None, model: str | None, target: Target, prompts: Path | None, plan: Plan
+) -> Measured:
+    from specsim.live.experiment import run
+    from specsim.live.load import Prompts, read_prompts
+
+    one_of("--engine", engine, ENGINES)
     given = read_prompts(prompts) if prompts is not None else []
-    target = Target(
-        check_url(url, allow_remote), "", timeout, temperature, ignore_eos, key=os.environ.get(KEY_VARIABLE)
-    )
+    url, plain, draft = where
     # Other prompts in every run: what a cache of prefixes keeps from the last one is of no use.
     random = Prompts(secrets.randbits(32), given)
     return asyncio.run(
-        run(target, plan, kind=engine, model=model, prompts=random, say=lambda line: typer.echo(line, err=True))
-    )
+        run(
+            replace(target, url=url or ""), plan, kind=engine, model=model, prompts=random, plain=plain, draft=draft,
+            say=lambda line: typer.echo(line, err=True),
+        )
+    )  # fmt: skip
 
 
-def _learn(context: typer.Context, measured: Measured, number: int, url: str, notes: list[str]) -> Profile | None:
+def _learn(
+    context: typer.Context, engine: Engine, number: int, url: str, notes: list[str], steps: Sequence[Drive],
+    alone: Sequence[Drive],
+) -> Profile | None:  # fmt: skip
     """The profile of a repetition's calibration; None, with a note, where it was cut short."""
     from specsim.live.calibrating import step_table, to_profile
 
-    repeat = measured.repeats[number]
     try:
-        table = step_table(repeat.steps, repeat.alone)
+        table = step_table(steps, alone)
         today = datetime.now(UTC).date().isoformat()
-        device = f"the server at {urlsplit(url).hostname}"
-        found = to_profile(table, measured.engine, device, typed_command(context), today)
+        found = to_profile(table, engine, f"the server at {urlsplit(url).hostname}", typed_command(context), today)
     except SpecsimError as error:
         notes.append(f"repetition {number + 1}: {error}")
         return None

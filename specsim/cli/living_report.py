@@ -202,7 +202,7 @@ def plain(report: Report) -> dict[str, Any]:
 
     loads = [load(drive, "warm-up", 0) for drive in measured.warm_up]
     for number, repeat in enumerate(measured.repeats, 1):
-        loads += [load(drive, "calibration", number) for drive in (*repeat.steps, *repeat.alone)]
+        loads += [load(drive, "calibration", number) for drive in repeat.calibration]
         loads += [load(drive, "check", number) for drive in repeat.checks.values()]
     return {
         "engine": {

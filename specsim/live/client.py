@@ -106,21 +106,21 @@ def open_client(target: Target, transport: httpx.AsyncBaseTransport | None = Non
     )
 
 
-def check_url(url: str, allow_remote: bool) -> str:
+def check_url(url: str, allow_remote: bool, option: str = "--url") -> str:
     """``url`` without a path's end; SpecsimError where it is none, holds a password, or leads off this machine."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise SpecsimError(f"--url: expected http://HOST:PORT, got {url!r}: {error}") from error
+        raise SpecsimError(f"{option}: expected http://HOST:PORT, got {url!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not host or port == 0:
-        raise SpecsimError(f"--url: expected http://HOST:PORT, got {url!r}")
+        raise SpecsimError(f"{option}: expected http://HOST:PORT, got {url!r}")
     if parts.username is not None or parts.password is not None:
-        raise SpecsimError(f"--url: expected no user or password in it, set {KEY_VARIABLE} for a key")
+        raise SpecsimError(f"{option}: expected no user or password in it, set {KEY_VARIABLE} for a key")
     if parts.query or parts.fragment:
-        raise SpecsimError(f"--url: expected http://HOST:PORT without ? and #, got {url!r}")
+        raise SpecsimError(f"{option}: expected http://HOST:PORT without ? and #, got {url!r}")
     if not allow_remote and not _is_loopback(host):
-        raise SpecsimError(f"--url: {host} is not this machine: load goes to another host only with --allow-remote")
+        raise SpecsimError(f"{option}: {host} is not this machine: load goes to another host only with --allow-remote")
     return url.rstrip("/").removesuffix("/v1")
 
 

@@ -172,14 +172,27 @@ class Told:
 
 def model_of(measured: Measured, number: int, profile: Profile, told: Told) -> Model | None:
     """What predicts the loads of a repetition; None where its acceptance was to be counted and was not."""
-    drafter, scheduler = told.drafter, told.scheduler
+    drafter, scheduler, kind = told.drafter, told.scheduler, measured.engine.kind
+    if drafter is not None and told.cost is not None:
+        drafter = replace(drafter, cost=as_drafted(told.cost, kind, drafter.gamma))
     if drafter is None and measured.speculates:
         acceptance = measured.repeats[number].acceptance
         if acceptance is None:
             return None
         drafter = drafter_of([acceptance], told.cost, ("counted", measured.engine.model))
+        drafter = replace(drafter, cost=as_drafted(drafter.cost, kind, drafter.gamma))
         scheduler = fixed_length(drafter, measured.repeats[number].draft_length)
     return Model(profile, measured.engine, scheduler, drafter, told.max_num_seqs, told.max_num_batched_tokens)
+
+
+def as_drafted(cost: DraftCost | None, kind: str, gamma: int) -> DraftCost | None:
+    """What drafting costs in an engine: llama.cpp's draft model reads a verified block once more before it drafts.
+
+    That is one forward more than ``gamma``. A cost that is told for whole blocks is taken as it is.
+    """
+    if cost is None or kind != "llamacpp" or cost.type != "autoregressive":
+        return cost
+    return cost.model_copy(update={"seconds": tuple((gamma + 1) / gamma * s for s in cost.seconds)})
 
 
 def drafter_of(evidence: Sequence[Evidence], cost: DraftCost | None, names: tuple[str, str]) -> Drafter:

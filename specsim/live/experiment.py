@@ -6,7 +6,9 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import httpx
 
@@ -71,6 +73,15 @@ class Plan:
         return ClosedLoop(users, self.prompt_tokens, self.answers, measured=rounds * users)
 
     @property
+    def counted(self) -> list[int]:
+        """The users of the loops that drafts are counted in: those of ``calibrate`` that are no more than are checked.
+
+        More are of use for steps alone: of many tokens, as the drafts of few users are.
+        """
+        most = max(self.check, default=max(self.calibrate))
+        return [users for users in self.calibrate if users <= most] or [min(self.calibrate)]
+
+    @property
     def answers(self) -> Lengths:
         """The law of the answers' lengths: evenly, MIXED more or less than ``output_tokens``."""
         low, high = (max(2, round(self.output_tokens * (1 + sign * MIXED))) for sign in (-1, 1))
@@ -88,20 +99,29 @@ class Plan:
 class Repeat:
     """The loads of one repetition: ``steps`` and ``alone`` to learn from, ``checks`` by name to compare with.
 
-    ``acceptance``: what was counted while the loads of ``steps`` ran, and ``draft_length`` how many tokens of a block
-    were verified; None where nothing was.
+    ``draft_steps`` and ``draft_alone``: the same of the draft model served alone. ``counted``: loads that drafts were
+    counted in; ``acceptance``: what was counted, and ``draft_length`` how many tokens of a block were verified; None
+    where nothing was.
     """
 
     steps: list[Drive] = field(default_factory=list)
     alone: list[Drive] = field(default_factory=list)
+    draft_steps: list[Drive] = field(default_factory=list)
+    draft_alone: list[Drive] = field(default_factory=list)
+    counted: list[Drive] = field(default_factory=list)
     checks: dict[str, Drive] = field(default_factory=dict)
     acceptance: Evidence | None = None
     draft_length: float | None = None
 
     @property
+    def calibration(self) -> list[Drive]:
+        """The loads that something was learned from."""
+        return [*self.steps, *self.alone, *self.draft_steps, *self.draft_alone, *self.counted]
+
+    @property
     def drives(self) -> list[Drive]:
         """All loads, those of the calibration first."""
-        return [*self.steps, *self.alone, *self.checks.values()]
+        return [*self.calibration, *self.checks.values()]
 
 
 @dataclass
@@ -143,21 +163,31 @@ async def run(
     kind: str | None = None,
     model: str | None = None,
     prompts: Prompts | None = None,
+    plain: str | None = None,
+    draft: str | None = None,
     say: Callable[[str], None] = lambda line: None,
     transport: httpx.AsyncBaseTransport | None = None,
     wall: Callable[[], float] | None = None,
 ) -> Measured:
     """Drive the engine at ``target`` through ``plan``; ``say`` hears what is under way.
 
-    Raises SpecsimError where the server cannot be asked at all, or speculates while no profile tells its steps.
+    ``plain``: address of a server of the same without speculation, to learn steps from; ``draft``: of the draft model
+    alone. Raises SpecsimError where a server cannot be asked at all, or speculates while nothing tells its steps.
     Whatever goes wrong later ends in the Measured that is returned.
     """
-    loop = asyncio.get_running_loop()
-    async with open_client(target, transport) as client:
-        engine = await detect(client, kind, model)
-        target = Target(target.url, engine.model, target.timeout, target.temperature, target.ignore_eos, target.key)
-        driver = Driver(client, target, prompts or Prompts(), loop.time() + plan.seconds, wall=wall or WALL)
-        experiment = _Experiment(client, driver, plan, Measured(engine), say)
+    prompts = prompts or Prompts()
+    deadline = asyncio.get_running_loop().time() + plan.seconds
+    async with AsyncExitStack() as stack:
+
+        async def side(url: str, kind: str | None = None, model: str | None = None) -> _Side:
+            client = await stack.enter_async_context(open_client(replace(target, url=url), transport))
+            engine = await detect(client, kind, model)
+            told = replace(target, url=url, model=engine.model)
+            return _Side(client, engine, Driver(client, told, prompts, deadline, wall=wall or WALL))
+
+        main = await side(target.url, kind, model)
+        others = [None if url is None else await side(url) for url in (plain, draft)]
+        experiment = _Experiment(main, others[0], others[1], plan, Measured(main.engine), say)
         try:
             await experiment.run()
         except _Stopped as reason:
@@ -170,12 +200,29 @@ async def run(
         return _told(experiment.measured)
 
 
+class _Side(NamedTuple):
+    """A server, and who puts load on it."""
+
+    client: httpx.AsyncClient
+    engine: Engine
+    driver: Driver
+
+
 class _Experiment:
     def __init__(
-        self, client: httpx.AsyncClient, driver: Driver, plan: Plan, measured: Measured, say: Callable[[str], None]
+        self,
+        main: _Side,
+        plain: _Side | None,
+        draft: _Side | None,
+        plan: Plan,
+        measured: Measured,
+        say: Callable[[str], None],
     ) -> None:
-        self.client, self.driver, self.plan, self.measured, self.say = client, driver, plan, measured, say
-        self.random = Prompts(driver.prompts.seed + 1)  # of any length, whatever prompts are given
+        self.client, self.driver, self.plan, self.measured, self.say = (
+            main.client, main.driver, plan, measured, say,
+        )  # fmt: skip
+        self.main, self.plain, self.draft = main, plain, draft
+        self.random = Prompts(self.driver.prompts.seed + 1)  # of any length, whatever prompts are given
 
     async def run(self) -> None:
         plan, measured = self.plan, self.measured
@@ -197,15 +244,15 @@ class _Experiment:
         # SGLang counts no drafts, but says that it speculates.
         told = measured.engine.kind == "sglang" and measured.engine.speculation is not None
         measured.speculates = timed or told or drafts_counted(after) > drafts_counted(before)
-        if measured.speculates and not plan.known_steps:
+        if measured.speculates and not plan.known_steps and self.plain is None:
             raise SpecsimError(
-                f"{measured.engine.name} speculates: its steps are learned without; start it without speculation, keep "
-                "the profile with --out, and give it to this run with --profile"
+                f"{measured.engine.name} speculates: its steps are learned without; start one without speculation, and "
+                "name it with --plain-url, or keep its profile with --out and give it to this run with --profile"
             )
         if measured.speculates and plan.needs_acceptance and not plan.known_draft:
             raise SpecsimError(
-                f"{measured.engine.name} speculates: expected what drafting costs: --draft-ms, --draft-profile (of the "
-                "draft model served alone), or a draft in the profile; --draft-ms 0 for n-grams"
+                f"{measured.engine.name} speculates: expected what drafting costs: --draft-url (the draft model served "
+                "alone), --draft-profile (its profile), --draft-ms, or a draft in the profile; --draft-ms 0 for n-grams"
             )
         for number in range(plan.repeat):
             repeat = Repeat()
@@ -214,27 +261,38 @@ class _Experiment:
             await self._check(number, repeat)
 
     async def _calibrate(self, number: int, repeat: Repeat) -> None:
-        plan, drive = self.plan, self.driver
-        if plan.known_steps and not (self.measured.speculates and plan.needs_acceptance):
-            return
-        before = await scrape(self.client) if self.measured.speculates else None
-        try:
-            for users in plan.calibrate:
-                await self._keep(f"calibration {users}", drive.closed(plan.closed(users), number), repeat.steps.append)
-                if users > 1 and not plan.known_steps:
-                    work = drive.drain(users, plan.prompt_tokens, plan.output_tokens)
-                    await self._keep(f"drain {users}", work, repeat.steps.append)
-        finally:
-            if self.measured.speculates and repeat.steps:
-                repeat.acceptance = await self._acceptance(before, repeat)
+        plan = self.plan
         if not plan.known_steps:
-            # What an idle engine needs for a prompt, and for a longer one; few tokens of answer.
-            longer = LONGER * plan.prompt_tokens
-            most = self.measured.engine.max_model_len
-            for tokens in dict.fromkeys((plan.prompt_tokens, longer if most is None else min(longer, most - ROOM))):
-                alone = ClosedLoop(1, tokens, 2, measured=max(4, plan.requests // 2))
-                work = drive.closed(alone, number, self.random)
-                await self._keep(f"prompt {tokens}", work, repeat.alone.append)
+            await self._learn(self.plain or self.main, plan.calibrate, number, repeat.steps, repeat.alone)
+        if self.draft is not None:
+            loads, alone = repeat.draft_steps, repeat.draft_alone
+            await self._learn(self.draft, plan.counted, number, loads, alone, "draft model: ")
+        if not (self.measured.speculates and plan.needs_acceptance):
+            return
+        before = await scrape(self.client)
+        try:
+            for users in plan.counted:
+                work = self.driver.closed(plan.closed(users), number)
+                await self._keep(f"drafts of {users}", work, repeat.counted.append)
+        finally:
+            if repeat.counted:
+                repeat.acceptance = await self._acceptance(before, repeat)
+
+    async def _learn(
+        self, side: _Side, loops: Sequence[int], number: int, steps: list[Drive], alone: list[Drive], what: str = ""
+    ) -> None:
+        """The loads that tell what a step of a server costs."""
+        plan, drive = self.plan, side.driver
+        for users in loops:
+            await self._keep(f"{what}calibration {users}", drive.closed(plan.closed(users), number), steps.append)
+            if users > 1:
+                work = drive.drain(users, plan.prompt_tokens, plan.output_tokens)
+                await self._keep(f"{what}drain {users}", work, steps.append)
+        # What an idle engine needs for a prompt, and for a longer one; few tokens of answer.
+        longer, most = LONGER * plan.prompt_tokens, side.engine.max_model_len
+        for tokens in dict.fromkeys((plan.prompt_tokens, longer if most is None else min(longer, most - ROOM))):
+            load = ClosedLoop(1, tokens, 2, measured=max(4, plan.requests // 2))
+            await self._keep(f"{what}prompt {tokens}", drive.closed(load, number, self.random), alone.append)
 
     async def _acceptance(self, before: str | None, repeat: Repeat) -> Evidence | None:
         after = await scrape(self.client)
@@ -244,7 +302,7 @@ class _Experiment:
                 return counted_acceptance(before, after)
             except SpecsimError as error:
                 self.measured.faults.append(f"metrics: {error}")
-        timed = timed_acceptance([a for d in repeat.steps for a in d.answers])
+        timed = timed_acceptance([a for d in repeat.counted for a in d.answers])
         return timed[0] if timed else gauged_acceptance(after, self.measured.engine)
 
     async def _check(self, number: int, repeat: Repeat) -> None:
