@@ -15,7 +15,7 @@ import httpx
 from fake_engine import FakeEngine, FakeTransport, virtual
 
 from specsim.hardware import Profile
-from specsim.live.calibrating import draft_cost, step_table, to_profile
+from specsim.live.calibrating import draft_cost, read_by_both, step_table, to_profile
 from specsim.live.client import Target
 from specsim.live.comparing import Model, Row, Told, compare, drafter_of, fixed_length, model_of
 from specsim.live.experiment import Measured, Plan, run
@@ -127,8 +127,13 @@ def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: s
     def draft(decodes: int, prompt: int) -> float:
         return 0.004 + 0.001 * decodes + 0.0001 * prompt
 
-    speculating = FakeEngine(  # the draft model reads what was verified once more in llama.cpp
-        lambda decodes, prompt: jagged(decodes, prompt) + forwards * draft(decodes // 3, 0) * (decodes > 0),
+    def both(decodes: int, prompt: int) -> float:
+        """The draft model reads prompts too, and in llama.cpp what was verified once more."""
+        drafting = forwards * draft(decodes // 3, 0) * (decodes > 0) + draft(0, prompt) * (prompt > 0)
+        return jagged(decodes, prompt) + drafting
+
+    speculating = FakeEngine(
+        both,
         kind,
         gamma=2,
         accept=lambda cycle: (2, 0, 1, 2)[cycle % 4],
@@ -151,13 +156,14 @@ def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: s
         assert table.seconds == pytest.approx({n: draft(n, 0) for n in (1, 2)})
         drafts = to_profile(table, measured.engine, "a test", "specsim", "2026-11-30")
         told = Told(cost=draft_cost(drafts, None, plan.counted))
-        model = model_of(measured, number, profile_of(measured, number), told)
+        model = model_of(measured, number, read_by_both(profile_of(measured, number), drafts, 8), told)
         assert model is not None
         models[number] = model
     found = rows_by_name(compare(measured, plan, models, {}).rows)
     for users in (1, 2):
         assert abs(found[f"closed {users}", "throughput"].error) < 0.04
         assert abs(found[f"closed {users}", "tpot"].error) < 0.04
+        assert abs(found[f"closed {users}", "ttft"].error) < 0.08
     assert sum(measured.counts().values()) - measured.counts()["sent"] == measured.counts()["sent"]
 
 

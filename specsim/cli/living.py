@@ -135,7 +135,7 @@ def live(
     if importlib.util.find_spec("httpx") is None:
         raise SpecsimError("validate live: needs httpx: pip install 'specsim[live]'")
     from specsim.live import comparing
-    from specsim.live.calibrating import draft_cost
+    from specsim.live.calibrating import draft_cost, read_by_both
     from specsim.live.client import check_url
 
     bounds = {"throughput": max_throughput_error, "tpot": max_tpot_error, "ttft": max_ttft_error}
@@ -202,6 +202,8 @@ def live(
             continue
         draft = learn(loads.draft_steps, loads.draft_alone) if draft_url is not None else None
         drafting = told if draft is None else replace(told, cost=draft_cost(draft, None, plan.counted))
+        if draft is not None and known is None:
+            steps = read_by_both(steps, draft, max(plan.calibrate))
         if (draft_url is None or draft is not None) and (
             found := comparing.model_of(measured, number, steps, drafting)
         ) is not None:

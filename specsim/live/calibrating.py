@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -138,6 +139,20 @@ def to_profile(table: StepTable, engine: Engine, device: str, command: str, date
             notes=f"Decodes up to {table.most} tokens by mean gap (quartiles beside it), "
             "prompts beyond by median; HTTP included.",
         ),
+    )
+
+
+def read_by_both(profile: Profile, draft: Profile, most: int) -> Profile:
+    """``profile`` with prompts, its sizes above ``most`` tokens, that the draft model reads too before it can draft."""
+    verify: Any = profile.verify
+    beside = draft.step_seconds(np.array(verify.tokens), extrapolate=True).tolist()
+
+    def priced(name: str) -> tuple[float, ...]:
+        prices = zip(verify.tokens, getattr(verify, name), beside, strict=True)
+        return tuple(seconds + more if tokens > most else seconds for tokens, seconds, more in prices)
+
+    return profile.model_copy(
+        update={"verify": verify.model_copy(update={name: priced(name) for name in ("seconds", "low", "high")})}
     )
 
 
