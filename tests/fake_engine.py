@@ -62,12 +62,14 @@ class FakeEngine:
         self.longest = 4096
         self.usage = True
         self.per_chunk = 1
+        self.sending = 0.0  # seconds that a token streamed takes from the next step
+        self.word = " a"
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         for name, value in faults.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
-        self.drafts, self.drafted, self.cycles = 0, 0, 0
+        self.drafts, self.drafted, self.cycles, self.sent = 0, 0, 0, 0
         self.accepted = [0] * 8
         self.waiting: list[Any] = []
         self.running: list[Any] = []
@@ -82,7 +84,8 @@ class FakeEngine:
             new, self.waiting = self.waiting, []
             prompts = sum(len(r["prompt"]) for r in new)
             decodes = len(self.running) * (1 + self.gamma)
-            await asyncio.sleep(self.step(decodes, prompts))
+            await asyncio.sleep(self.step(decodes, prompts) + self.sending * self.sent)
+            self.sent = 0
             for r in self.running:
                 kept = 0
                 if self.accept is not None:
@@ -94,6 +97,7 @@ class FakeEngine:
                         self.accepted[k] += 1
                     r["drafted"] += self.gamma
                     r["kept"] += kept
+                self.sent += r["stream"] * (1 + kept)
                 r["queue"].put_nowait(min(1 + kept, r["left"]))
                 r["left"] -= min(1 + kept, r["left"])
             for r in new:
@@ -102,12 +106,25 @@ class FakeEngine:
             self.running = [r for r in self.running + new if r["left"] > 0]
 
     async def events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        """What the server streams for a request: lines of server-sent events."""
+        """What the server answers to a request: lines of server-sent events, or all of them in one object."""
+        if body["stream"]:
+            async for event in self._stream(body):
+                yield event
+            return
+        texts = [event.removeprefix(b"data:").strip() async for event in self._stream(body)]
+        if broken := next((text for text in texts if text.startswith(b"{not")), None):
+            yield broken
+            return
+        data = [json.loads(text) for text in texts if text != b"[DONE]"]
+        words = "".join(choice["text"] for event in data for choice in event["choices"])
+        yield json.dumps({**data[-1], "choices": [{"index": 0, "text": words, "finish_reason": "length"}]}).encode()
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         number = len(self.bodies) - 1
         total = max(1, body["max_tokens"] - self.short_by)
         queue: asyncio.Queue[int] = asyncio.Queue()
         prompt = body["prompt"] if isinstance(body["prompt"], list) else body["prompt"].split()
-        r = {"prompt": prompt, "left": total, "queue": queue, "drafted": 0, "kept": 0}
+        r = {"prompt": prompt, "left": total, "queue": queue, "drafted": 0, "kept": 0, "stream": body["stream"]}
         self.waiting.append(r)
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._run())
@@ -130,7 +147,7 @@ class FakeEngine:
                 elif fault == "error":
                     yield b'data: {"error": {"message": "out of memory"}}\n\n'
                 reason = "length" if sent == total else None
-                text = "" if reason and self.mute_end else " a"
+                text = "" if reason and self.mute_end else self.word
                 choice = {"index": 0, "text": text, "finish_reason": reason if self.kind != "llamacpp" else None}
                 yield _event({"choices": [choice]})
             last: dict[str, Any] = {"choices": []}
@@ -199,7 +216,7 @@ class FakeEngine:
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(data)}\n\n".encode()
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
 class FakeTransport(httpx.AsyncBaseTransport):

@@ -15,7 +15,7 @@ import httpx
 from fake_engine import FakeEngine, FakeTransport, virtual
 
 from specsim.hardware import Profile
-from specsim.live.calibrating import draft_cost, read_by_both, step_table, to_profile
+from specsim.live.calibrating import draft_cost, quiet_table, read_by_both, sending, step_table, to_profile
 from specsim.live.client import Target
 from specsim.live.comparing import Model, Row, Told, compare, drafter_of, fixed_length, model_of
 from specsim.live.experiment import Measured, Plan, run
@@ -137,9 +137,11 @@ def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: s
         kind,
         gamma=2,
         accept=lambda cycle: (2, 0, 1, 2)[cycle % 4],
+        sending=0.002,
     )
-    servers = Servers(at1=speculating, at2=FakeEngine(jagged, kind), at3=FakeEngine(draft, kind))
-    plan = Plan(calibrate=(1, 2, 8), check=(1, 2), prompt_tokens=64, output_tokens=48, repeat=2, requests=32,
+    plain, alone = FakeEngine(jagged, kind, sending=0.002), FakeEngine(draft, kind, sending=0.002)
+    servers = Servers(at1=speculating, at2=plain, at3=alone)
+    plan = Plan(calibrate=(1, 2, 3, 6), check=(1, 2), prompt_tokens=64, output_tokens=48, repeat=2, requests=32,
                 known_draft=True)  # fmt: skip
 
     async def main() -> Measured:
@@ -151,12 +153,16 @@ def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: s
     assert (measured.stopped, measured.faults) == (None, [])
     models = {}
     for number, repeat in enumerate(measured.repeats):
-        assert [d.name for d in repeat.counted] == ["drafts of 1", "drafts of 2"]  # 8 are for the table of steps
-        table = step_table(repeat.draft_steps, repeat.draft_alone)
-        assert table.seconds == pytest.approx({n: draft(n, 0) for n in (1, 2)})
-        drafts = to_profile(table, measured.engine, "a test", "specsim", "2026-11-30")
-        told = Told(cost=draft_cost(drafts, None, plan.counted))
-        model = model_of(measured, number, read_by_both(profile_of(measured, number), drafts, 8), told)
+        assert [d.name for d in repeat.counted] == ["drafts of 1", "drafts of 2"]  # 3 and 6 are for the table of steps
+        table, streamed = quiet_table(repeat.bursts, repeat.alone), step_table(repeat.steps, repeat.alone)
+        assert table.seconds == pytest.approx({n: JAGGED[n] for n in (1, 2, 3, 6)}, rel=1e-3)
+        assert streamed.seconds == pytest.approx({n: JAGGED[n] + 0.002 * n for n in (1, 2)}, rel=5e-3)
+        drafts = quiet_table(repeat.draft_bursts, repeat.draft_alone)
+        assert drafts.seconds == pytest.approx({n: draft(n, 0) for n in (1, 2)})
+        drafting, steps = (to_profile(t, measured.engine, "a test", "specsim", "2026-11-30") for t in (drafts, table))
+        told = Told(cost=draft_cost(drafting, None, plan.counted), sending=sending(streamed, table))
+        assert told.sending == pytest.approx(0.002, rel=0.05)
+        model = model_of(measured, number, read_by_both(steps, drafting, 6), told)
         assert model is not None
         models[number] = model
     found = rows_by_name(compare(measured, plan, models, {}).rows)

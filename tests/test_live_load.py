@@ -150,6 +150,23 @@ def test_short_answers_are_told_of_and_kept():
     assert "fewer tokens than asked" not in found.counts()  # they were answered: nothing is counted twice
 
 
+def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line():
+    found = drive(FakeEngine(steps, word="\u2028\x85\u2029"), closed(1, 2))
+    assert found.faults() == {}
+    assert [a.output_tokens for a in found.measured] == [9, 9]
+
+
+def test_answers_of_a_burst_come_whole():
+    engine = FakeEngine(steps)
+    found = drive(engine, lambda driver: driver.burst(3, 64, 9))
+    assert [body["stream"] for body in engine.bodies] == [False] * 3
+    assert "stream_options" not in engine.bodies[0]
+    assert [(a.done, a.output_tokens, len(a.chunks)) for a in found.answers] == [(True, 9, 1)] * 3
+    assert max(a.finish for a in found.answers) - found.answers[0].sent == pytest.approx(9 * STEP + 3 * 64 / 1024)
+    wrong = drive(FakeEngine(steps, break_at=lambda i, token: "garbage"), lambda driver: driver.burst(1, 64, 9))
+    assert list(wrong.faults()) == ["malformed stream"]
+
+
 def test_an_answer_that_may_end_by_itself_is_no_fault():
     engine = FakeEngine(steps, short_by=3)
     found = drive(engine, closed(1, 4), ignore_eos=False)

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -25,11 +24,10 @@ from specsim.types import SpecsimError
 from specsim.validate import parse_share
 
 if TYPE_CHECKING:
+    from specsim.live.calibrating import StepTable
     from specsim.live.client import Target
-    from specsim.live.comparing import Model
-    from specsim.live.engines import Engine
+    from specsim.live.comparing import Model, Told
     from specsim.live.experiment import Measured, Plan
-    from specsim.live.load import Drive
 
 SERVER = "Server"
 LOADS = "Loads"
@@ -135,7 +133,6 @@ def live(
     if importlib.util.find_spec("httpx") is None:
         raise SpecsimError("validate live: needs httpx: pip install 'specsim[live]'")
     from specsim.live import comparing
-    from specsim.live.calibrating import draft_cost, read_by_both
     from specsim.live.client import check_url
 
     bounds = {"throughput": max_throughput_error, "tpot": max_tpot_error, "ttft": max_ttft_error}
@@ -195,18 +192,13 @@ def live(
     measured = _drive(where, engine, model, target, prompts, plan)
     notes: list[str] = []
     models: dict[int, Model] = {}
-    for number, loads in enumerate(measured.repeats):
-        learn = partial(_learn, context, measured.engine, number, url, notes)
-        steps = known or learn(loads.steps, loads.alone)
-        if steps is None:
+    for number in range(len(measured.repeats)):
+        try:
+            found = _model(context, measured, number, known, told, plan, url, notes)
+        except SpecsimError as error:
+            notes.append(f"repetition {number + 1}: {error}")
             continue
-        draft = learn(loads.draft_steps, loads.draft_alone) if draft_url is not None else None
-        drafting = told if draft is None else replace(told, cost=draft_cost(draft, None, plan.counted))
-        if draft is not None and known is None:
-            steps = read_by_both(steps, draft, max(plan.calibrate))
-        if (draft_url is None or draft is not None) and (
-            found := comparing.model_of(measured, number, steps, drafting)
-        ) is not None:
+        if found is not None:
             models[number] = found
     compared = comparing.Compared()
     try:
@@ -301,20 +293,32 @@ def _drive(
     )  # fmt: skip
 
 
-def _learn(
-    context: typer.Context, engine: Engine, number: int, url: str, notes: list[str], steps: Sequence[Drive],
-    alone: Sequence[Drive],
-) -> Profile | None:  # fmt: skip
-    """The profile of a repetition's calibration; None, with a note, where it was cut short."""
-    from specsim.live.calibrating import step_table, to_profile
+def _model(
+    context: typer.Context, measured: Measured, number: int, known: Profile | None, told: Told, plan: Plan, url: str,
+    notes: list[str],
+) -> Model | None:  # fmt: skip
+    """What predicts the loads of a repetition: told, or learned in it. Raises SpecsimError where it was cut short."""
+    from specsim.live import calibrating, comparing
 
-    try:
-        table = step_table(steps, alone)
-        today = datetime.now(UTC).date().isoformat()
-        found = to_profile(table, engine, f"the server at {urlsplit(url).hostname}", typed_command(context), today)
-    except SpecsimError as error:
-        notes.append(f"repetition {number + 1}: {error}")
-        return None
-    if table.pauses:
-        notes.append(f"repetition {number + 1}: {table.pauses} gaps of more than ten steps were left out (pauses)")
-    return found
+    loads = measured.repeats[number]
+
+    def profile_of(table: StepTable) -> Profile:
+        device, today = f"the server at {urlsplit(url).hostname}", datetime.now(UTC).date().isoformat()
+        return calibrating.to_profile(table, measured.engine, device, typed_command(context), today)
+
+    steps = known
+    if known is None:
+        table = calibrating.step_table(loads.steps, loads.alone)
+        if table.pauses:
+            notes.append(f"repetition {number + 1}: {table.pauses} gaps of more than ten steps were left out (pauses)")
+        if loads.bursts:
+            quiet = calibrating.quiet_table(loads.bursts, loads.alone)
+            told, table = replace(told, sending=calibrating.sending(table, quiet)), quiet
+        steps = profile_of(table)
+    assert steps is not None
+    if loads.draft_bursts:
+        draft = profile_of(calibrating.quiet_table(loads.draft_bursts, loads.draft_alone))
+        told = replace(told, cost=calibrating.draft_cost(draft, None, plan.counted))
+        if known is None:
+            steps = calibrating.read_by_both(steps, draft, max(plan.calibrate))
+    return comparing.model_of(measured, number, steps, told)

@@ -154,7 +154,7 @@ def read_run(path: str | Path) -> RecordedRun:
 def _rows(path: Path) -> tuple[list[int], list[_Row]]:
     """The requests with the numbers of their lines."""
     lines, rows = [], []
-    for number, text in enumerate(read_text(path).splitlines(), 1):
+    for number, text in enumerate(read_text(path).split("\n"), 1):
         if text.strip():
             lines.append(number)
             rows.append(_row(f"{path}: line {number}", text))

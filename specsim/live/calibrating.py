@@ -59,11 +59,7 @@ def step_table(loads: Iterable[Drive], alone: Iterable[Drive]) -> StepTable:
         # Each of the running requests tells of the same step.
         if steps.sum() >= LEAST * running:
             kept[running] = values[steps]
-    prompts: dict[int, list[float]] = {}
-    for drive in alone:
-        ttft, (tokens, _) = latencies(drive)[0], observed(drive.measured)
-        for count, seconds in zip(tokens.tolist(), ttft.tolist(), strict=True):
-            prompts.setdefault(count, []).append(seconds)
+    prompts = _prompts(alone)
     if 1 not in kept or not prompts:
         raise SpecsimError(
             "calibration: expected steps of one running request and prompts of an idle engine, got "
@@ -72,9 +68,51 @@ def step_table(loads: Iterable[Drive], alone: Iterable[Drive]) -> StepTable:
     return StepTable(
         seconds={running: float(values.mean()) for running, values in kept.items()},
         gaps=kept,
-        prompts={count: float(np.median(seconds)) for count, seconds in sorted(prompts.items())},
+        prompts=prompts,
         pauses=pauses,
     )
+
+
+def _prompts(alone: Iterable[Drive]) -> dict[int, float]:
+    """Seconds to the first token of an idle engine (median), by tokens of the prompt."""
+    found: dict[int, list[float]] = {}
+    for drive in alone:
+        ttft, (tokens, _) = latencies(drive)[0], observed(drive.measured)
+        for count, seconds in zip(tokens.tolist(), ttft.tolist(), strict=True):
+            found.setdefault(count, []).append(seconds)
+    return {count: float(np.median(seconds)) for count, seconds in sorted(found.items())}
+
+
+def quiet_table(bursts: Iterable[Drive], alone: Iterable[Drive]) -> StepTable:
+    """The table that bursts show, whose answers were not streamed: no time of these steps went into sending tokens.
+
+    A step is what one token more of all answers takes: a burst of long ones less one of short ones. Raises SpecsimError
+    where no size had both, or no prompt of an idle engine was timed.
+    """
+    took: dict[int, dict[int, list[float]]] = {}
+    for drive in bursts:
+        done = [a for a in drive.answers if a.finish is not None]
+        if drive.answers and len(done) == len(drive.answers):
+            seconds = max(a.finish or 0.0 for a in done) - min(a.sent for a in done)
+            took.setdefault(len(done), {}).setdefault(done[0].order.output_tokens, []).append(seconds)
+    steps = {}
+    for running, lengths in sorted(took.items()):
+        short, long = min(lengths), max(lengths)
+        if long > short:
+            some = min(len(lengths[short]), len(lengths[long]))
+            gaps = (np.sort(lengths[long])[:some] - np.sort(lengths[short])[:some]) / (long - short)
+            if gaps.mean() > 0:
+                steps[running] = gaps
+    prompts = _prompts(alone)
+    if 1 not in steps or not prompts:
+        raise SpecsimError("calibration: expected bursts of one request and more, and prompts of an idle engine")
+    return StepTable({n: float(gaps.mean()) for n, gaps in steps.items()}, steps, prompts, 0)
+
+
+def sending(streamed: StepTable, quiet: StepTable) -> float:
+    """Seconds that a step is longer for each token it sends: on a CPU, clients and sockets take from the engine."""
+    more = [(seconds - quiet.seconds[n]) / n for n, seconds in streamed.seconds.items() if n in quiet.seconds]
+    return max(0.0, float(np.mean(more))) if more else 0.0
 
 
 def step_gaps(drive: Drive) -> list[tuple[int, float]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -29,7 +29,8 @@ LONGEST_DETAIL = 160
 class Target:
     """Where requests go and what they all say.
 
-    ``timeout``: seconds without a byte after which a request is given up.
+    ``timeout``: seconds without a byte after which a request is given up. ``stream``: tokens come as they are made,
+    or the answer whole at its end.
     """
 
     url: str
@@ -37,6 +38,7 @@ class Target:
     timeout: float = 60.0
     temperature: float = 0.0
     ignore_eos: bool = True
+    stream: bool = True
     key: str | None = field(default=None, repr=False)
 
     @property
@@ -138,15 +140,16 @@ async def ask(client: httpx.AsyncClient, target: Target, answer: Answer) -> None
     off, and the cancellation goes on.
     """
     order = answer.order
-    body = {
+    body: dict[str, Any] = {
         "model": target.model,
         "prompt": order.prompt if isinstance(order.prompt, str) else list(order.prompt),
         "max_tokens": order.output_tokens,
         "temperature": target.temperature,
         "ignore_eos": target.ignore_eos,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream": target.stream,
     }
+    if target.stream:
+        body["stream_options"] = {"include_usage": True}
     clock = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(target.timeout) as limit:
@@ -156,7 +159,13 @@ async def ask(client: httpx.AsyncClient, target: Target, answer: Answer) -> None
                     _fail(answer, f"HTTP {response.status_code}", _without(target.key, text))
                     return
                 reader = _Reader(answer, target.key)
-                async for line in response.aiter_lines():
+                if not target.stream:
+                    # The whole answer is one event of a stream.
+                    text = (await response.aread()).decode("utf-8", "replace")
+                    reader.take(f"data: {text}", clock())
+                    reader.end()
+                    return
+                async for line in _lines(response):
                     now = clock()
                     limit.reschedule(now + target.timeout)
                     if not reader.take(line, now):
@@ -174,6 +183,17 @@ async def ask(client: httpx.AsyncClient, target: Target, answer: Answer) -> None
         if answer.finish is None:
             _fail(answer, CUT_OFF, "")
         raise
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a stream of events. Texts may hold what Python takes for a line's end: httpx would cut there."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line.rstrip(b"\r").decode("utf-8", "replace")
+    if rest:
+        yield rest.decode("utf-8", "replace")
 
 
 def _without(key: str | None, text: str) -> str:

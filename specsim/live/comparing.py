@@ -21,6 +21,7 @@ from specsim.metrics import request_metrics
 from specsim.pareto import half_width
 from specsim.rules import VLLM
 from specsim.schedulers import NoSpec, StaticGamma
+from specsim.synthesis import Synthetic
 from specsim.types import Ints, Requests, SpecsimError
 from specsim.workload import Arrivals, Workload
 
@@ -158,7 +159,8 @@ class Model:
 class Told:
     """What is known before anything is measured; None where it is to be learned.
 
-    ``profile``: step prices; ``cost``: of drafting; ``scheduler`` and ``drafter``: how the engine speculates;
+    ``profile``: step prices; ``cost``: of drafting; ``sending``: seconds that a step is longer for each token it sends,
+    where its prices are of steps that send none; ``scheduler`` and ``drafter``: how the engine speculates;
     ``max_num_seqs`` and ``max_num_batched_tokens`` bound a step, before what the server says of them.
     """
 
@@ -168,31 +170,42 @@ class Told:
     drafter: Drafter | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    sending: float = 0.0
 
 
 def model_of(measured: Measured, number: int, profile: Profile, told: Told) -> Model | None:
     """What predicts the loads of a repetition; None where its acceptance was to be counted and was not."""
     drafter, scheduler, kind = told.drafter, told.scheduler, measured.engine.kind
     if drafter is not None and told.cost is not None:
-        drafter = replace(drafter, cost=as_drafted(told.cost, kind, drafter.gamma))
+        drafter = replace(drafter, cost=as_drafted(told.cost, kind, drafter, told.sending))
     if drafter is None and measured.speculates:
         acceptance = measured.repeats[number].acceptance
         if acceptance is None:
             return None
         drafter = drafter_of([acceptance], told.cost, ("counted", measured.engine.model))
-        drafter = replace(drafter, cost=as_drafted(drafter.cost, kind, drafter.gamma))
+        if drafter.cost is not None:
+            drafter = replace(drafter, cost=as_drafted(drafter.cost, kind, drafter, told.sending))
         scheduler = fixed_length(drafter, measured.repeats[number].draft_length)
     return Model(profile, measured.engine, scheduler, drafter, told.max_num_seqs, told.max_num_batched_tokens)
 
 
-def as_drafted(cost: DraftCost | None, kind: str, gamma: int) -> DraftCost | None:
-    """What drafting costs in an engine: llama.cpp's draft model reads a verified block once more before it drafts.
+def as_drafted(cost: DraftCost, kind: str, drafter: Drafter, sending: float = 0.0) -> DraftCost:
+    """What drafting, and sending what is kept of it, adds to a step of an engine, as the cost of a whole block.
 
-    That is one forward more than ``gamma``. A cost that is told for whole blocks is taken as it is.
+    llama.cpp's draft model reads a verified block once more before it drafts, one forward more than γ.
     """
-    if cost is None or kind != "llamacpp" or cost.type != "autoregressive":
-        return cost
-    return cost.model_copy(update={"seconds": tuple((gamma + 1) / gamma * s for s in cost.seconds)})
+    forwards = 1 if cost.type == "parallel" else drafter.gamma + (kind == "llamacpp")
+    tokens = mean_kept(drafter)
+    seconds = (forwards * s + sending * tokens * n for n, s in zip(cost.num_seqs, cost.seconds, strict=True))
+    return DraftCost(type="parallel", num_seqs=cost.num_seqs, seconds=tuple(seconds))
+
+
+def mean_kept(drafter: Drafter) -> float:
+    """τ of whole blocks: the mean tokens that a cycle keeps."""
+    if isinstance(drafter.acceptance, Synthetic):
+        chances = [d.conditional_acceptance[: drafter.gamma] for d in drafter.acceptance.domains.values()]
+        return float(np.mean([1 + np.cumprod(c).sum() for c in chances]))
+    return float(1 + np.minimum(drafter.acceptance.accepted, drafter.gamma).mean())
 
 
 def drafter_of(evidence: Sequence[Evidence], cost: DraftCost | None, names: tuple[str, str]) -> Drafter:

@@ -39,6 +39,8 @@ LEAST_ARRIVALS = 20
 """Fewer Poisson arrivals than that span too short a time to tell a throughput."""
 ROOM = 8
 """Tokens that are left free in an engine's longest request: some put tokens of their own in front."""
+BURSTS = 6
+"""Bursts of one request; those of more have as many in all, but two of each at least."""
 LONGER = 4
 """By how much the second prompt that is timed alone is longer than the first."""
 
@@ -99,14 +101,15 @@ class Plan:
 class Repeat:
     """The loads of one repetition: ``steps`` and ``alone`` to learn from, ``checks`` by name to compare with.
 
-    ``draft_steps`` and ``draft_alone``: the same of the draft model served alone. ``counted``: loads that drafts were
-    counted in; ``acceptance``: what was counted, and ``draft_length`` how many tokens of a block were verified; None
-    where nothing was.
+    ``bursts``: not streamed, of the server without speculation; ``draft_bursts`` and ``draft_alone``: the same of the
+    draft model served alone. ``counted``: loads that drafts were counted in; ``acceptance``: what was counted, and
+    ``draft_length`` how many tokens of a block were verified; None where nothing was.
     """
 
     steps: list[Drive] = field(default_factory=list)
     alone: list[Drive] = field(default_factory=list)
-    draft_steps: list[Drive] = field(default_factory=list)
+    bursts: list[Drive] = field(default_factory=list)
+    draft_bursts: list[Drive] = field(default_factory=list)
     draft_alone: list[Drive] = field(default_factory=list)
     counted: list[Drive] = field(default_factory=list)
     checks: dict[str, Drive] = field(default_factory=dict)
@@ -116,7 +119,7 @@ class Repeat:
     @property
     def calibration(self) -> list[Drive]:
         """The loads that something was learned from."""
-        return [*self.steps, *self.alone, *self.draft_steps, *self.draft_alone, *self.counted]
+        return [*self.steps, *self.alone, *self.bursts, *self.draft_bursts, *self.draft_alone, *self.counted]
 
     @property
     def drives(self) -> list[Drive]:
@@ -263,10 +266,14 @@ class _Experiment:
     async def _calibrate(self, number: int, repeat: Repeat) -> None:
         plan = self.plan
         if not plan.known_steps:
-            await self._learn(self.plain or self.main, plan.calibrate, number, repeat.steps, repeat.alone)
+            loops = plan.calibrate if self.plain is None else plan.counted
+            await self._learn(self.plain or self.main, loops, number, repeat.steps)
+            if self.plain is not None:
+                await self._burst(self.plain, plan.calibrate, repeat.bursts)
+            await self._alone(self.plain or self.main, number, repeat.alone)
         if self.draft is not None:
-            loads, alone = repeat.draft_steps, repeat.draft_alone
-            await self._learn(self.draft, plan.counted, number, loads, alone, "draft model: ")
+            await self._burst(self.draft, plan.counted, repeat.draft_bursts, "draft model: ")
+            await self._alone(self.draft, number, repeat.draft_alone, "draft model: ")
         if not (self.measured.speculates and plan.needs_acceptance):
             return
         before = await scrape(self.client)
@@ -278,21 +285,31 @@ class _Experiment:
             if repeat.counted:
                 repeat.acceptance = await self._acceptance(before, repeat)
 
-    async def _learn(
-        self, side: _Side, loops: Sequence[int], number: int, steps: list[Drive], alone: list[Drive], what: str = ""
-    ) -> None:
-        """The loads that tell what a step of a server costs."""
+    async def _learn(self, side: _Side, loops: Sequence[int], number: int, steps: list[Drive]) -> None:
+        """Loads whose gaps between chunks tell what a step costs."""
         plan, drive = self.plan, side.driver
         for users in loops:
-            await self._keep(f"{what}calibration {users}", drive.closed(plan.closed(users), number), steps.append)
+            await self._keep(f"calibration {users}", drive.closed(plan.closed(users), number), steps.append)
             if users > 1:
                 work = drive.drain(users, plan.prompt_tokens, plan.output_tokens)
-                await self._keep(f"{what}drain {users}", work, steps.append)
-        # What an idle engine needs for a prompt, and for a longer one; few tokens of answer.
+                await self._keep(f"drain {users}", work, steps.append)
+
+    async def _burst(self, side: _Side, sizes: Sequence[int], bursts: list[Drive], what: str = "") -> None:
+        """Bursts, not streamed, of long answers and of short ones: a step of each size without sending tokens."""
+        plan = self.plan
+        for users in sizes:
+            for _ in range(max(2, math.ceil(BURSTS / users))):
+                for tokens in (plan.output_tokens, 2):
+                    work = side.driver.burst(users, plan.prompt_tokens, tokens)
+                    await self._keep(f"{what}burst {users}", work, bursts.append)
+
+    async def _alone(self, side: _Side, number: int, alone: list[Drive], what: str = "") -> None:
+        """What an idle engine needs for a prompt, and for a longer one; few tokens of answer."""
+        plan = self.plan
         longer, most = LONGER * plan.prompt_tokens, side.engine.max_model_len
         for tokens in dict.fromkeys((plan.prompt_tokens, longer if most is None else min(longer, most - ROOM))):
             load = ClosedLoop(1, tokens, 2, measured=max(4, plan.requests // 2))
-            await self._keep(f"{what}prompt {tokens}", drive.closed(load, number, self.random), alone.append)
+            await self._keep(f"{what}prompt {tokens}", side.driver.closed(load, number, self.random), alone.append)
 
     async def _acceptance(self, before: str | None, repeat: Repeat) -> Evidence | None:
         after = await scrape(self.client)

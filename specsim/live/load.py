@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Prompts:
 def read_prompts(path: Path) -> list[str | list[int]]:
     """The prompts of a JSON-lines file, ``{"prompt": TEXT or [ids]}`` each; SpecsimError names file and line."""
     found: list[str | list[int]] = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -173,6 +173,13 @@ class Driver:
 
         return await load.run([user((i + 1) / users) for i in range(users)])
 
+    async def burst(self, users: int, prompt_tokens: int, output_tokens: int) -> Drive:
+        """``users`` requests at once of equal answers, which come whole: no time goes into sending tokens."""
+        drive = Drive(f"burst {users}", last=users)
+        load = _Load(self, drive, users, replace(self.target, stream=False))
+        work = [load.send(self.prompts.order(prompt_tokens, output_tokens)) for _ in range(users)]
+        return await load.run(work)
+
     async def open(self, name: str, requests: Requests) -> Drive:
         """Arrivals at the times of ``requests``; those of the first tenth of the time warm up, as in the simulator."""
         n, times = len(requests), requests.arrival_s
@@ -199,8 +206,9 @@ class Driver:
 class _Load:
     """A load under way: who is to be waited for, and what ends it."""
 
-    def __init__(self, driver: Driver, drive: Drive, users: int) -> None:
+    def __init__(self, driver: Driver, drive: Drive, users: int, target: Target | None = None) -> None:
         self.driver, self.drive, self.users = driver, drive, users
+        self.target = target or driver.target
         self.left = drive.last - drive.first
         self.over = asyncio.Event()
         self.clock = asyncio.get_running_loop().time
@@ -212,7 +220,7 @@ class _Load:
         if answer.index == drive.first:
             drive.start = now
         drive.answers.append(answer)
-        await ask(self.driver.client, self.driver.target, answer)
+        await ask(self.driver.client, self.target, answer)
         failed = answer.fault is not None
         in_a_row = self.driver.failed_in_a_row = self.driver.failed_in_a_row + 1 if failed else 0
         if in_a_row >= IN_A_ROW + self.users and not self.over.is_set():
@@ -226,11 +234,11 @@ class _Load:
                 self.over.set()
         return failed
 
-    async def run(self, work: Sequence[Coroutine[Any, Any, None]]) -> Drive:
+    async def run(self, work: Sequence[Coroutine[Any, Any, Any]]) -> Drive:
         """Do ``work`` until all measured requests are answered, time is out, or somebody interrupts."""
         drive, wall = self.drive, self.driver.wall
         drive.started_at, began = wall(), self.clock()
-        drive.to_length = self.driver.target.ignore_eos
+        drive.to_length = self.target.ignore_eos
         tasks = [asyncio.create_task(part) for part in work]
         try:
             async with asyncio.timeout_at(self.driver.deadline):
