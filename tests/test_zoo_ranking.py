@@ -49,6 +49,16 @@ def test_a_quick_ranking_writes_its_tables_and_its_picture(rank, tmp_path, monke
     assert first == again
 
 
+def test_the_tables_shown_are_those_of_the_results_kept(rank):
+    if not (FOLDER / "results.csv").exists():
+        pytest.skip("experiments/zoo/results.csv: the whole ranking has not been run here")
+    table = pd.read_csv(FOLDER / "results.csv")
+    columns = {(setting.name, users) for setting in rank.SETTINGS for users in setting.users}
+    assert set(zip(table["setting"], table["users"], strict=True)) == columns
+    told = (FOLDER / "tables.md").read_text(encoding="utf-8")
+    assert told.endswith(f"\n{rank.winners(table)}\n\n{rank.costs(table)}\n")
+
+
 def test_numbers_have_a_sign_unless_they_are_none(rank):
     assert [rank.signed(v, 1) for v in (0.04, -0.04, 0.06, -12.34, 0.0)] == ["0.0", "0.0", "+0.1", "−12.3", "0.0"]
 
