@@ -42,6 +42,7 @@ from specsim.synthesis import Synthetic
 from specsim.types import SLO, Requests, Result, SpecsimError
 from specsim.views import StepView
 from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp
+from specsim.zoo import TETRIS, DCut, GammaBandit, SmartSpec, SpecDecPP, WrongCost
 
 __version__ = "0.1.0"
 

@@ -55,7 +55,7 @@ def top_k(survival: Array, k: int) -> Lens:
 def _admit(survival: Array, cut: float, k: int) -> Lens:
     """Draft lengths that admit ``k`` positions with survival at or above ``cut``, the k-th largest."""
     admitted = survival >= cut
-    lens = _row_counts(admitted)
+    lens = row_counts(admitted)
     excess = np.count_nonzero(admitted) - k
     if excess > 0:
         tied = np.flatnonzero((survival == cut).T)[-excess:]  # position-major: the last are left out
@@ -63,7 +63,7 @@ def _admit(survival: Array, cut: float, k: int) -> Lens:
     return lens
 
 
-def _row_counts(mask: NDArray[np.bool_]) -> Lens:
+def row_counts(mask: NDArray[np.bool_]) -> Lens:
     """True entries a row; many rows are counted by a product of small integers, several times faster than a sum."""
     if mask.size < 400:
         return cast(Lens, np.add.reduce(mask, axis=1))
@@ -107,10 +107,11 @@ class BuiltIn:
             value = getattr(self, f.name)
             if isinstance(value, np.generic):
                 value = value.item()
+            text = scheduler_name(value) if callable(value) else repr(value)
             if f.default is MISSING:
-                shown.append(repr(value))
+                shown.append(text)
             elif value != f.default:
-                shown.append(f"{f.name}={value!r}")
+                shown.append(f"{f.name}={text}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -129,7 +130,7 @@ class StaticGamma(BuiltIn):
     gamma: int
 
     def __post_init__(self) -> None:
-        _at_least("StaticGamma", "gamma", self.gamma, 0)
+        at_least("StaticGamma", "gamma", self.gamma, 0)
 
     def __call__(self, view: StepView) -> Lens:
         return np.full(view.num_seqs, self.gamma)
@@ -186,10 +187,10 @@ class Threshold(BuiltIn):
     needs_confidence = True
 
     def __post_init__(self) -> None:
-        _chance("Threshold", "confidence", self.confidence)
+        chance("Threshold", "confidence", self.confidence)
 
     def __call__(self, view: StepView) -> Lens:
-        return _row_counts(np.logical_and.accumulate(view.confidence >= self.confidence, axis=1))
+        return row_counts(np.logical_and.accumulate(view.confidence >= self.confidence, axis=1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -250,11 +251,11 @@ class DSparkAsync(BuiltIn):
     replay = "approximate"
 
     def __post_init__(self) -> None:
-        _at_least("DSparkAsync", "staleness", self.staleness, 1)
-        _at_least("DSparkAsync", "least", self.least, 0)
+        at_least("DSparkAsync", "staleness", self.staleness, 1)
+        at_least("DSparkAsync", "least", self.least, 0)
         if self.newcomer != "mean":
-            _chance("DSparkAsync", "newcomer", self.newcomer, "0..1 or 'mean'")
-        _chance("DSparkAsync", "floor", self.floor, "a survival, 0 or more and below 1", below=1)
+            chance("DSparkAsync", "newcomer", self.newcomer, "0..1 or 'mean'")
+        chance("DSparkAsync", "floor", self.floor, "a survival, 0 or more and below 1", below=1)
         for field in ("fill", "reset"):
             if not isinstance(getattr(self, field), bool | np.bool_):
                 raise SpecsimError(f"DSparkAsync: {field}: expected True or False, got {getattr(self, field)!r}")
@@ -293,7 +294,7 @@ class DSparkAsync(BuiltIn):
             if least < view.gamma
             else np.full(len(survival), least)
         )
-        return np.maximum(np.minimum(lens, _row_counts(survival >= self.floor)), least) if self.floor else lens
+        return np.maximum(np.minimum(lens, row_counts(survival >= self.floor)), least) if self.floor else lens
 
     def _recall(self, ids: Array, survival: Array, view: StepView) -> Array:
         """Survivals [R, γ] planned with: the remembered rows of the requests still here."""
@@ -329,9 +330,9 @@ class LoadBlind(BuiltIn):
     replay = "approximate"
 
     def __post_init__(self) -> None:
-        _at_least("LoadBlind", "every", self.every, 1)
-        _at_least("LoadBlind", "least", self.least, 0)
-        _chance("LoadBlind", "survival", self.survival)
+        at_least("LoadBlind", "every", self.every, 1)
+        at_least("LoadBlind", "least", self.least, 0)
+        chance("LoadBlind", "survival", self.survival)
 
     def start(self) -> Scheduler:
         """A fresh scheduler; until its first budget it verifies whole blocks."""
@@ -365,12 +366,14 @@ class Oracle(BuiltIn):
         return top_k(survives, int(throughput_curve(view, ranked).argmax()))
 
 
-def _at_least(policy: str, field: str, value: int, low: int) -> None:
+def at_least(policy: str, field: str, value: int, low: int) -> None:
+    """SpecsimError unless the ``policy``'s ``field`` is a whole number, ``low`` or more."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= 1 << 20:
         raise SpecsimError(f"{policy}: {field}: expected a whole number, {low} or more, got {value!r}")
 
 
-def _chance(policy: str, field: str, value: Any, expected: str = "0..1", below: float = np.inf) -> None:
+def chance(policy: str, field: str, value: Any, expected: str = "0..1", below: float = np.inf) -> None:
+    """SpecsimError unless the ``policy``'s ``field`` is a number within 0..1, and less than ``below``."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (number and 0 <= value <= 1 and value < below):
         raise SpecsimError(f"{policy}: {field}: expected {expected}, got {value!r}")

@@ -43,6 +43,7 @@ from specsim.schedulers import (
 from specsim.sweep import sweep
 from specsim.types import Result
 from specsim.workload import Arrivals, ClosedLoop, Empirical, Poisson
+from specsim.zoo import TETRIS, GammaBandit, SmartSpec, SpecDecPP, WrongCost
 
 Make = Callable[[int], Any]
 
@@ -69,6 +70,11 @@ SCHEDULERS: dict[str, Make] = {
     "LoadBlind": lambda gamma: LoadBlind(every=3),
     "GlobalArgmax": lambda gamma: GlobalArgmax(),
     "Oracle": lambda gamma: Oracle(),
+    "TETRIS": lambda gamma: TETRIS(4),
+    "SmartSpec": lambda gamma: SmartSpec(),
+    "SpecDecPP": lambda gamma: SpecDecPP(0.5),
+    "GammaBandit": lambda gamma: GammaBandit(0.2),
+    "WrongCost": lambda gamma: WrongCost(DSparkAsync(), "scaled", 0.5),
     "Erratic": lambda gamma: Erratic(),
 }
 

@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 import typer
 
-from specsim import schedulers
+from specsim import schedulers, zoo
 from specsim.acceptance import WHAT, Drafter, load_drafter
 from specsim.blocktrace import Trace
 from specsim.engine import Policy
@@ -136,8 +136,10 @@ def parse_scheduler(text: str) -> Any:
         name = call.func if call else node
         if not isinstance(name, ast.Name):
             raise ValueError
-        args = [ast.literal_eval(a) for a in call.args] if call else []
-        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if call else {}
+        args = [_argument(a) for a in call.args] if call else []
+        kwargs = {str(k.arg): _argument(k.value) for k in call.keywords} if call else {}
+    except SpecsimError:
+        raise
     except (SyntaxError, ValueError) as error:
         raise SpecsimError(
             f"scheduler {text!r}: expected Name, Name(arguments) or file.py:Name, such as 'StaticGamma(3)'"
@@ -153,12 +155,24 @@ def parse_scheduler(text: str) -> Any:
         raise SpecsimError(f"scheduler {text!r}: {type(error).__name__}: {error}") from error
 
 
-def _built_in(name: str) -> Any:
-    known = {
+def _argument(node: ast.expr) -> Any:
+    """A literal, or a built-in scheduler that another one takes: WrongCost(DSparkAsync(staleness=1))."""
+    scheduler = isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in _known())
+    return parse_scheduler(ast.unparse(node)) if scheduler else ast.literal_eval(node)
+
+
+def _known() -> dict[str, type]:
+    """The schedulers that go by their name alone."""
+    return {
         key: value
-        for key, value in vars(schedulers).items()
+        for module in (schedulers, zoo)
+        for key, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, schedulers.BuiltIn) and value is not schedulers.BuiltIn
     }
+
+
+def _built_in(name: str) -> Any:
+    known = _known()
     if name not in known:
         raise SpecsimError(f"scheduler {name!r}: not known, expected one of {', '.join(sorted(known))} or file.py:Name")
     return known[name]
