@@ -3,6 +3,7 @@
 from typing import Any
 
 from specsim.acceptance import Drafter, load_drafter, load_trace, synthetic
+from specsim.audit import Audit, audit
 from specsim.blocktrace import Trace, TraceMeta, make_trace, read_trace, write_trace
 from specsim.engine import Policy, Scenario, simulate
 from specsim.hardware import (

@@ -8,6 +8,7 @@ import sys
 import typer
 
 from specsim.cli import (
+    auditing,
     drafting,
     fitting,
     importing,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(run.simulate)
 app.command()(run.sweep)
 app.command()(run.pareto)
+app.command()(auditing.audit)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)

@@ -1,0 +1,197 @@
+"""Is a scheduler lossless? Small decoders are worked out exactly, and the law of what comes out is compared.
+
+A verification scheduler must leave the target's law as it is. It does if, whatever the confidences, the decision to
+verify draft token k looks only at what comes before token k: at earlier tokens of its block, at past steps, and at
+other requests' tokens as long as the decisions about those were made first. Algorithm 1's early stop and the K largest
+current survivals with K fixed beforehand do so (Appendix A and §5.2 of arXiv 2607.05147); the best Θ of all K does not,
+nor does a threshold on the drafter's probability of the very token that it drops.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specsim.audit.case import Counterexample, explained
+from specsim.audit.law import Asked, distance_of
+from specsim.audit.models import CONFIDENCES, Confidence, Instance, Size, drawn, plain
+from specsim.audit.simpler import simplified
+from specsim.schedulers import scheduler_name
+from specsim.types import SpecsimError
+
+__all__ = ["CONFIDENCES", "MOST_STEPS", "TOLERANCE", "Audit", "Counterexample", "Size", "audit"]
+
+TOLERANCE = 1e-12
+MOST_STEPS = 4
+PLAIN, PLAIN_LONG = (50, 160), (12, 24)
+"""Instances of plain numbers of each size, of one step and of several: those, one more for each drawn one, at most."""
+MOST_GAMMA = 8
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    ``tv``: the largest total variation met between the law of the first output tokens and the target's; ``lossless`` if
+    it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and drawn
+    ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``sizes`` were looked at,
+    smallest first; the first with a difference is the last.
+    """
+
+    scheduler: str
+    confidence: str
+    reads_confidence: bool
+    tv: float
+    instances: int
+    histories: int
+    questions: int
+    sizes: tuple[Size, ...]
+    counterexample: Counterexample | None
+
+    @property
+    def lossless(self) -> bool:
+        """Whether no instance showed a difference. That is no proof: larger ones were not looked at."""
+        return self.counterexample is None
+
+    def __str__(self) -> str:
+        if self.counterexample is not None:
+            found = f"{self.scheduler} is not lossless: total variation up to {self.tv:.4g}"
+            return f"{found}. Smallest counterexample:\n\n{self.counterexample}"
+        several = f" and {self.histories:,} of {max(s.steps for s in self.sizes)}" if self.histories else ""
+        return (
+            f"{self.scheduler} is lossless in {self.instances:,} instances of one step{several}: "
+            f"total variation at most {self.tv:.1g}"
+        )
+
+    def data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "scheduler": self.scheduler,
+            "confidence": self.confidence,
+            "reads_confidence": self.reads_confidence,
+            "lossless": self.lossless,
+            "tv": self.tv,
+            "tolerance": TOLERANCE,
+            "instances": self.instances,
+            "histories": self.histories,
+            "questions": self.questions,
+            "sizes": [vars(size) for size in self.sizes],
+            "counterexample": None if self.counterexample is None else self.counterexample.data(),
+        }
+
+
+def audit(
+    scheduler: Any,
+    *,
+    confidence: Confidence = "head",
+    instances: int = 10_000,
+    histories: int = 200,
+    steps: int = 3,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Work out whether ``scheduler`` keeps the target's law, in small decoders with real rejection sampling.
+
+    ``confidence`` is what it is told of draft token k: "head", any function of the tokens before k (right or wrong), or
+    "draft_prob", the drafter's own probability of token k. ``instances`` of one step (vocabulary 2 and 3, γ 1 to 3, one
+    or two requests) and ``histories`` of ``steps`` steps (vocabulary 2, γ 1 and 2; requests join late or pause) are
+    drawn with ``seed``, beside some of plain numbers; a scheduler's ``gamma`` makes blocks longer. ``progress(done,
+    total)`` is called as they are worked out. Sizes come smallest first, and the first with a difference ends the
+    audit.
+
+    SpecsimError: an oracle, blocks too long, an answer that is no draft length, or that chance or hidden memory
+    changes.
+    """
+    asked = Asked(scheduler)
+    check_numbers(confidence, instances, histories, steps, seed)
+    if getattr(scheduler, "oracle", False):
+        raise SpecsimError(
+            f"scheduler {asked.name}: knows what will be accepted: an upper bound, expected a scheduler that does not"
+        )
+    short, long = sizes_for(scheduler, steps)
+    plan = [*zip(short, _shares(instances, len(short)), strict=True)]
+    plan += zip(long, _shares(histories, len(long)), strict=True)
+    plans = [(size, count, _plain_count(size, confidence, count)) for size, count in plan]
+    total = sum(count + plain_count for _, count, plain_count in plans)
+    done = {False: 0, True: 0}
+    largest = 0.0
+    for i, (size, count, plain_count) in enumerate(plans):
+        # Of each size the same instances in the same order, however many others there are.
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*vars(size).values(),)))
+        first = itertools.islice(plain(size, confidence), plain_count)
+        worst: tuple[float, bool, Instance] | None = None
+        for is_plain, instance in _tagged(first, size, confidence, rng, count):
+            asked.twice = is_plain
+            tv = distance_of(instance, asked)
+            largest = max(largest, tv)
+            done[size.steps > 1] += 1
+            if tv > TOLERANCE and (worst is None or (is_plain == worst[1] and tv > worst[0] + 1e-9)):
+                worst = tv, is_plain, instance
+            if progress is not None:
+                progress(sum(done.values()), total)
+        if worst is not None:
+            found = worst[2] if worst[1] else simplified(worst[2], asked, TOLERANCE)
+            case, seen = explained(found, asked, TOLERANCE), plan[: i + 1]
+            largest = max(largest, case.tv)
+            break
+    else:
+        case, seen = None, plan
+    sizes = tuple(size for size, _ in seen)
+    counts = done[False], done[True], asked.calls
+    return Audit(asked.name, confidence, asked.reads_confidence, largest, *counts, sizes, case)
+
+
+def check_numbers(confidence: str, instances: int, histories: int, steps: int, seed: int) -> None:
+    """SpecsimError, in the argument's name, for numbers that cannot be worked out."""
+    if confidence not in CONFIDENCES:
+        raise SpecsimError(f"confidence: expected {' or '.join(CONFIDENCES)}, got {confidence!r}")
+    for name, value, low, high in (
+        ("instances", instances, 0, 10_000_000), ("histories", histories, 0, 1_000_000),
+        ("steps", steps, 1, MOST_STEPS), ("seed", seed, 0, 2**63),
+    ):  # fmt: skip
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
+            raise SpecsimError(f"{name}: expected a whole number, {low} to {high:,}, got {value!r}")
+
+
+def sizes_for(scheduler: Any, steps: int) -> tuple[list[Size], list[Size]]:
+    """Sizes of one step and of ``steps`` (none for 1) that ``scheduler`` can be asked about, smallest first."""
+    exact, least = getattr(scheduler, "exact_gamma", None), getattr(scheduler, "gamma", 1)
+    least = least if isinstance(least, int | np.integer) else 1
+    if max(exact or 0, least) > MOST_GAMMA:
+        raise SpecsimError(
+            f"scheduler {scheduler_name(scheduler)}: gamma: expected blocks of at most {MOST_GAMMA} tokens, which can "
+            f"be enumerated, got {max(exact or 0, least)}"
+        )
+
+    def fitting(most: int) -> list[int]:
+        return [exact] if exact is not None else [g for g in range(1, most + 1) if g >= least] or [int(least)]
+
+    short = [Size(v, g, r, 1) for v in (2, 3) for g in fitting(3) for r in (1, 2)]
+    short = [s for s in short if s.blocks <= (3**4 if s.gamma > 3 else 3**6) or (s.vocabulary, s.requests) == (2, 1)]
+    long = [Size(2, g, r, steps) for g in fitting(2) for r in (1, 2)] if steps > 1 else []
+    long = [s for s in long if s.blocks <= 2**4]
+    return tuple(sorted(sizes, key=lambda s: (s.blocks, s.requests)) for sizes in (short, long))  # type: ignore[return-value]
+
+
+def _plain_count(size: Size, confidence: Confidence, count: int) -> int:
+    if size.blocks > 3**4:
+        return 0
+    least, most = PLAIN_LONG if size.steps > 1 else PLAIN
+    most = min(least + count, most)
+    return sum(1 for _ in itertools.islice(plain(size, confidence), most))
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def _tagged(first: Any, size: Size, confidence: Confidence, rng: np.random.Generator, count: int) -> Any:
+    """Plain instances, then drawn ones, told apart."""
+    for instance in first:
+        yield True, instance
+    for _ in range(count):
+        yield False, drawn(size, confidence, rng)

@@ -1,0 +1,481 @@
+"""The audit: schedulers that keep the target's law, schedulers that do not, and the exact law by another way."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import specsim as ss
+from specsim.audit.law import Asked, distance, output_law, target_law
+from specsim.audit.models import Decoder, Instance, Size, drawn, from_drafter, of_head, plain, sps_shapes
+from specsim.audit.simpler import simplified
+from specsim.schedulers import (
+    MTP1,
+    BatchSizeTable,
+    DSparkAsync,
+    DSparkGreedy,
+    GlobalArgmax,
+    LoadBlind,
+    NoSpec,
+    Oracle,
+    StaticGamma,
+    Threshold,
+)
+from specsim.types import SpecsimError
+from specsim.views import StepRecord, StepView
+
+FEW = {"instances": 144, "histories": 8}
+
+
+def sure(view, level=0.5):
+    """How many confidences from the start of each block are ``level`` or more."""
+    return np.logical_and.accumulate(view.confidence >= level, axis=1).sum(axis=1)
+
+
+def d_cut(view):
+    """Leaves out the first token that is not sure, and all that follow."""
+    return sure(view)
+
+
+def cut_behind(view):
+    """Leaves out what follows the first token that is not sure, and keeps that one."""
+    return np.minimum(sure(view) + 1, view.gamma)
+
+
+# What is lossless, and what is not
+
+LOSSLESS = [
+    NoSpec(), MTP1(), StaticGamma(0), StaticGamma(2), StaticGamma(5), BatchSizeTable(((1, 1, 2), (2, 2, 1))),
+    Threshold(0.5), Threshold(0.9), DSparkGreedy(), DSparkAsync(),
+    DSparkAsync(staleness=1, newcomer="mean", reset=True), DSparkAsync(staleness=1, floor=0.3, least=1, fill=True),
+    LoadBlind(every=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", LOSSLESS, ids=repr)
+def test_lossless_schedulers_keep_the_law(scheduler):
+    found = ss.audit(scheduler, **FEW)
+    assert found.lossless
+    assert 0 < found.tv < 1e-12
+    assert found.instances >= 144
+    assert found.histories >= 8 or scheduler == StaticGamma(5)
+    assert found.counterexample is None
+    assert "is lossless in" in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", [StaticGamma(2), Threshold(0.5), DSparkGreedy(), DSparkAsync()], ids=repr)
+def test_lossless_schedulers_keep_the_law_in_ten_thousand_instances(scheduler):
+    found = ss.audit(scheduler)
+    assert found.tv < 1e-12
+    assert found.instances >= 10_000
+    assert found.histories >= 200
+
+
+def test_the_appendix_is_found_by_itself():
+    """Arxiv 2607.05147, Appendix A: the argmax over this step's confidences looks at what follows."""
+    found = ss.audit(GlobalArgmax())
+    assert not found.lossless
+    case = found.counterexample
+    assert case.tv == pytest.approx(0.15, abs=1e-12)
+    [decoder] = case.instance.decoders
+    assert decoder.vocabulary == 2
+    assert decoder.gamma == 2
+    assert (1 / case.instance.seconds).tolist() == pytest.approx([1.0, 0.5, 0.45])
+    assert case.step == 1
+    assert [(text, *(round(p, 12) for p in law)) for text, *law in case.laws] == [
+        (("a",), 0.7, 0.85), (("b",), 0.3, 0.15),
+    ]  # fmt: skip
+    assert [(*d.drafts, d.chance, d.confidence[0], *d.verified) for d in case.drafted] == [
+        ("aa", 0.25, (0.8, 0.9), 2), ("ab", 0.25, (0.8, 0.9), 2),
+        ("ba", 0.25, (0.8, 0.0), 0), ("bb", 0.25, (0.8, 0.0), 0),
+    ]  # fmt: skip
+    assert found.sizes[-1] == Size(2, 2, 1, 1)
+    text = str(found)
+    for line in ("  a            0.7     0.85", "draft token 1 is verified", "1 0.5 0.45", "total variation 0.15"):
+        assert line in text
+
+
+@pytest.mark.parametrize("level", [0.1, 0.25, 0.5, 0.75, 0.9, 0.97])
+def test_a_threshold_on_the_drafters_probability_is_lossy_before_the_token_and_not_after_it(level):
+    found = ss.audit(lambda view: sure(view, level), confidence="draft_prob", **FEW)
+    case = found.counterexample
+    assert case.tv > 0.005
+    assert case.instance.decoders[0].gamma == 1
+    behind = ss.audit(lambda view: np.minimum(sure(view, level) + 1, view.gamma), confidence="draft_prob", **FEW)
+    assert behind.lossless
+    # The confidences of a head tell nothing of the token.
+    assert ss.audit(lambda view: sure(view, level), **FEW).lossless
+
+
+def test_d_cuts_law_by_hand():
+    """Drafts with q(x) >= 1/2 are verified alone: a, drafted with 0.7, is kept, and for b the target draws."""
+    case = ss.audit(d_cut, confidence="draft_prob", **FEW).counterexample
+    q = case.instance.decoders[0].drafter[0][0, 0, 0]
+    (_, target, output), _ = case.laws
+    assert target == pytest.approx(0.7)
+    assert output == pytest.approx(min(0.7, q) + (1 - q) * 0.7)
+    assert ss.audit(cut_behind, confidence="draft_prob", **FEW).lossless
+
+
+def crossed(view):
+    """A block is verified as the other request's last confidence says."""
+    if view.num_seqs < 2:
+        return np.zeros(1, dtype=int)
+    return np.where(view.confidence[::-1, -1] > 0.5, view.gamma, 0)
+
+
+def leader(view):
+    """All of the first request's block; the second's as the first's last confidence says."""
+    lens = np.full(view.num_seqs, view.gamma)
+    if view.num_seqs > 1 and view.confidence[0, -1] > 0.5:
+        lens[1] = 0
+    return lens
+
+
+def test_another_requests_tokens_may_decide_if_their_own_fate_is_settled_first():
+    assert ss.audit(leader, **FEW).lossless
+    found = ss.audit(crossed, **FEW)
+    # Each output has the target's law, and yet they are not independent: only the joint law shows it.
+    case = found.counterexample
+    joint = np.array([law for _, *law in case.laws]).reshape(2, 2, 2)
+    assert case.requests == (0, 1)
+    for axis in (0, 1):
+        target, output = joint.sum(axis=axis).T
+        assert output == pytest.approx(target)
+    assert case.tv > 0.04
+    assert "ties their outputs together" in str(case)
+
+
+class Late:
+    """Lossless in its first step, and the argmax from then on."""
+
+    def start(self):
+        steps = itertools.count()
+        return lambda view: (GlobalArgmax() if next(steps) else DSparkGreedy())(view)
+
+
+def emboldened(view):
+    """The argmax once a draft was kept, which only view.previous tells."""
+    if not view.previous:
+        return np.full(view.num_seqs, view.gamma)
+    kept = (view.previous[-1].emitted > 1).all()
+    return GlobalArgmax()(view) if kept else np.zeros(view.num_seqs, dtype=int)
+
+
+def by_what_came(view):
+    """As many drafts as the last step put out: the past may decide as it likes."""
+    last = int(view.previous[-1].emitted.mean()) if view.previous else 1
+    return np.full(view.num_seqs, min(view.gamma, last))
+
+
+@pytest.mark.parametrize("scheduler", [Late(), emboldened], ids=["start", "previous"])
+def test_memory_needs_several_steps(scheduler):
+    assert ss.audit(scheduler, **FEW | {"steps": 1}).lossless
+    found = ss.audit(scheduler, **FEW)
+    case = found.counterexample
+    assert case.step > 1
+    assert case.history[0].seen.ids == (0,)
+    assert case.instance.steps == 3
+    assert "where a" in str(case)
+    assert "step 1 before it: confidences" in str(case)
+    assert ss.audit(by_what_came, **FEW).lossless
+
+
+def peeks(view):
+    """The argmax where the first confidence lies in a narrow band, that no plain number hits."""
+    odd = (view.confidence[:, 0] > 0.31) & (view.confidence[:, 0] < 0.36) & (view.confidence[:, -1] > 0.5)
+    return np.where(odd, view.gamma, 0)
+
+
+def test_a_drawn_counterexample_is_made_plain():
+    case = ss.audit(peeks, instances=1500, histories=0).counterexample
+    [decoder] = case.instance.decoders
+    assert decoder.target[0].tolist() == [[0.7, 0.3]]
+    assert all((table == table.round(2)).all() for table in decoder.confidence)
+    assert case.tv > 0.1
+
+
+# The law by another way: every path on its own, in plain Python
+
+
+def brute(instance, scheduler):
+    """The joint law, path by path, with nothing merged, cached or multiplied as matrices."""
+    decoders = instance.decoders
+    v, gamma, length = decoders[0].vocabulary, decoders[0].gamma, decoders[0].length
+    law = defaultdict(float)
+
+    def code(text):
+        return sum(x * v ** (len(text) - 1 - i) for i, x in enumerate(text))
+
+    def target(seat, text):
+        return decoders[seat].target[len(text)][code(text)]
+
+    def one(seat, out, draft, lens, anchor):
+        """Texts and chances after verifying ``lens`` of ``draft``."""
+        ends, chance = [], 1.0
+        for k in range(lens + 1):
+            text = out + draft[:k]
+            if len(text) == length:
+                return [*ends, (text, chance)]
+            p = target(seat, text)
+            if k == lens:
+                return ends + [((*text, x), chance * p[x]) for x in range(v)]
+            q = decoders[seat].drafter[k][anchor][code(draft[:k])]
+            keep = min(1.0, p[draft[k]] / q[draft[k]])
+            rest = np.maximum(p - q, 0)
+            if keep < 1:
+                ends += [((*text, x), chance * (1 - keep) * rest[x] / rest.sum()) for x in range(v)]
+            chance *= keep
+        raise AssertionError
+
+    def views(past):
+        """The views of the steps until now, with the records before them, as an engine makes them."""
+        made, records = [], []
+        for ids, rows, prompts, lens, emitted in past:
+            confidence = np.array(rows)
+            n = len(ids)
+            seconds = np.append(instance.seconds[n - 1 : n * (gamma + 1)], np.inf)
+            view = StepView(
+                np.array(ids), np.cumprod(confidence, axis=1), lambda k, s=seconds: s.take(k, mode="clip"),
+                confidence=confidence, prefill_tokens=prompts[0], finishing_prefills=prompts[1],
+                previous=tuple(records),
+            )  # fmt: skip
+            made.append(view)
+            if lens is not None:
+                bare = StepView(np.array(ids), np.cumprod(confidence, axis=1), None)
+                records.append(StepRecord(bare, np.array(lens), np.array(emitted)))
+        return made
+
+    def go(step, outs, past, chance):
+        if step == instance.steps:
+            finish(outs, chance)
+            return
+        ids = [s for s in range(len(decoders)) if instance.present[step][s] and len(outs[s]) < length]
+        if not ids:
+            go(step + 1, outs, past, chance)
+            return
+        anchors = [outs[s][-1] if outs[s] and len(decoders[s].drafter[0]) > 1 else 0 for s in ids]
+        for drafts in itertools.product(itertools.product(range(v), repeat=gamma), repeat=len(ids)):
+            drawn_with, rows = 1.0, []
+            for s, draft, a in zip(ids, drafts, anchors, strict=True):
+                drawn_with *= np.prod([decoders[s].drafter[k][a][code(draft[:k])][draft[k]] for k in range(gamma)])
+                rows.append([decoders[s].confidence[k][a][code(draft[: k + 1])] for k in range(gamma)])
+            if drawn_with == 0:
+                continue
+            now = (ids, rows, instance.prompts[step], None, None)
+            schedule = scheduler.start() if hasattr(scheduler, "start") else scheduler
+            lens = [schedule(view) for view in views([*past, now])][-1]
+            ways = [one(s, outs[s], d, int(n), a) for s, d, n, a in zip(ids, drafts, lens, anchors, strict=True)]
+            for ends in itertools.product(*ways):
+                p = chance * drawn_with * np.prod([e[1] for e in ends])
+                if p > 0:
+                    new = list(outs)
+                    for s, e in zip(ids, ends, strict=True):
+                        new[s] = e[0]
+                    emitted = [len(e[0]) - len(outs[s]) for s, e in zip(ids, ends, strict=True)]
+                    go(step + 1, tuple(new), [*past, (*now[:3], lens.tolist(), emitted)], p)
+
+    def finish(outs, chance):
+        short = next((s for s in range(len(decoders)) if len(outs[s]) < length), None)
+        if short is None:
+            law[tuple(map(code, outs))] += chance
+            return
+        for x, p in enumerate(target(short, outs[short])):
+            if p > 0:
+                finish((*outs[:short], (*outs[short], x), *outs[short + 1 :]), chance * p)
+
+    go(0, ((),) * len(decoders), [], 1.0)
+    out = np.zeros((v**length,) * len(decoders))
+    for texts, p in law.items():
+        out[texts] = p
+    return out
+
+
+def stubborn(view):
+    """Lossy, and looks at all that a view has: the past's survivals, lengths and tokens, prompts and prices."""
+    seen = sum(float(r.survival.sum() + 2 * r.draft_lens.sum() + 3 * r.emitted.sum()) for r in view.previous)
+    seen += float(view.confidence.sum()) + view.prefill_tokens + view.finishing_prefills
+    seen += float(view.step_seconds(view.num_seqs * view.gamma))
+    return (int(seen * 1000) + view.request_ids) % (view.gamma + 1)
+
+
+@pytest.mark.parametrize("confidence", ["head", "draft_prob"])
+@pytest.mark.parametrize(
+    "size",
+    [Size(3, 2, 1, 1), Size(2, 3, 1, 1), Size(2, 2, 2, 1), Size(3, 1, 2, 1), Size(2, 2, 1, 3), Size(2, 1, 2, 2)],
+    ids=lambda s: f"{s.vocabulary}{s.gamma}{s.requests}{s.steps}",
+)
+def test_the_law_is_that_of_all_paths(size, confidence):
+    rng = np.random.default_rng(5)
+    schedulers = (GlobalArgmax(), Late(), stubborn, emboldened, DSparkAsync(staleness=1))
+    bent = 0
+    for scheduler in schedulers:
+        instance = drawn(size, confidence, rng)
+        law, want = output_law(instance, Asked(scheduler)), brute(instance, scheduler)
+        assert law.shape == want.shape
+        assert law.sum() == pytest.approx(1.0, abs=1e-12)
+        np.testing.assert_allclose(law, want, atol=1e-14)
+        alone = brute(Instance(instance.decoders, instance.seconds, (), (), confidence), scheduler)
+        np.testing.assert_allclose(target_law(instance), alone, atol=1e-14)
+        bent += distance(law, alone) > 1e-3
+    if size.gamma > 1 or confidence == "draft_prob":
+        assert bent  # what was compared is more than the target's own law
+
+
+def test_requests_that_join_late_or_pause_are_drawn():
+    rng = np.random.default_rng(0)
+    found = [drawn(Size(2, 1, 2, 3), "head", rng) for _ in range(40)]
+    second = {tuple(row[1] for row in instance.present) for instance in found}
+    assert {(True, True, True), (False, True, True), (True, False, True), (False, False, True)} <= second
+    assert any(instance.prompts[0][1] for instance in found)
+    joins = next(i for i in found if [row[1] for row in i.present] == [False, True, True])
+    assert joins.prompts[0] >= (4, 1)  # its prompt ends in the step before
+    scheduler = DSparkAsync(staleness=1, newcomer=0.2)
+    np.testing.assert_allclose(output_law(joins, Asked(scheduler)), brute(joins, scheduler), atol=1e-14)
+
+
+# How it is asked
+
+
+def test_a_scheduler_is_asked_once_for_each_view():
+    tables = of_head([np.array([[0.9]]), np.array([[0.4, 0.6]])], 2)
+    target = tuple(np.tile((0.7, 0.3), (2**n, 1)) for n in range(3))
+    even = tuple(np.full((1, 2**k, 2), 0.5) for k in range(2))
+    decoder = Decoder(target, even, tables)
+    instance = Instance((decoder, decoder), sps_shapes(2, 2)[0], ((True, True),), ((0, 0),), "head")
+    seen = []
+
+    def watch(view):
+        seen.append(view.confidence.tolist())
+        return np.zeros(2, dtype=int)
+
+    asked = Asked(watch)
+    output_law(instance, asked)
+    assert asked.calls == len(seen) == 4  # of 16 drafts: the last token of a block tells nothing
+    assert sorted(seen)[0] == [[0.9, 0.4], [0.9, 0.4]]
+    seen.clear()
+    uneven = tuple(np.tile((0.8, 0.2), (1, 2**k, 1)) for k in range(2))
+    telling = from_drafter(Decoder(target, uneven, uneven), "draft_prob")
+    output_law(replace(instance, decoders=(telling, telling)), Asked(watch))
+    assert len(seen) == 16
+
+
+def test_the_same_seed_gives_the_same_audit():
+    one, again, other = (ss.audit(peeks, instances=1500, histories=0, seed=s) for s in (1, 1, 2))
+    assert one.data() == again.data()
+    assert str(one) == str(again)
+    assert one.tv != other.tv
+
+
+def test_more_instances_are_the_same_ones_and_others():
+    rngs = [np.random.default_rng(3) for _ in range(2)]
+    few, many = ([drawn(Size(2, 2, 1, 1), "head", rng) for _ in range(n)] for rng, n in zip(rngs, (3, 6), strict=True))
+    assert [i.seconds.tolist() for i in few] == [i.seconds.tolist() for i in many[:3]]
+
+
+def test_plain_instances_begin_with_the_paper():
+    first = list(itertools.islice(plain(Size(2, 2, 1, 1), "head"), 6))
+    assert [round(1 / s, 12) for s in first[0].seconds] == [1.0, 0.5, 0.45]
+    assert [t.tolist() for t in first[5].decoders[0].confidence] == [[[0.8, 0.8]], [[0.9, 0.9, 0.0, 0.0]]]
+
+
+def test_a_schedulers_gamma_makes_blocks_longer():
+    assert {s.gamma for s in ss.audit(StaticGamma(3), **FEW).sizes} == {3}
+    found = ss.audit(StaticGamma(6), instances=20, histories=4)
+    assert {(s.vocabulary, s.gamma, s.requests) for s in found.sizes} == {(2, 6, 1)}
+    assert {s.gamma for s in ss.audit(MTP1(), **FEW).sizes} == {1}
+
+
+def test_progress_is_told():
+    told = []
+    ss.audit(NoSpec(), instances=24, histories=4, progress=lambda done, total: told.append((done, total)))
+    assert [done for done, _ in told] == list(range(1, len(told) + 1))
+    assert {total for _, total in told} == {len(told)}
+
+
+def test_simplified_keeps_a_case():
+    rng = np.random.default_rng(2)
+    size = Size(2, 2, 2, 1)
+    cases = (drawn(size, "head", rng) for _ in range(300))
+    asked = Asked(GlobalArgmax())
+    case = next(c for c in cases if distance(output_law(c, asked), target_law(c)) > 0.02)
+    simpler = simplified(case, asked, 1e-12)
+    assert distance(output_law(simpler, asked), target_law(simpler)) > 1e-3
+    for decoder in simpler.decoders:
+        for table in decoder.target:
+            assert table.sum(axis=-1) == pytest.approx(1.0)
+
+
+# What cannot be audited
+
+
+class Hidden:
+    """Memory outside start()."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def __call__(self, view):
+        self.steps += 1
+        return np.full(view.num_seqs, self.steps % 2)
+
+
+class Loose:
+    """Memory that start() does not make anew."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def start(self):
+        def schedule(view):
+            self.steps += 1
+            return np.full(view.num_seqs, self.steps % 2)
+
+        return schedule
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words"),
+    [
+        (Oracle(), r"scheduler Oracle\(\): knows what will be accepted: an upper bound"),
+        (StaticGamma(9), r"scheduler StaticGamma\(9\): gamma: expected blocks of at most 8 tokens"),
+        (Hidden(), "scheduler Hidden: answers one and the same view in two ways"),
+        (Loose(), "scheduler Loose: answers one and the same view in two ways"),
+        (lambda view: np.full(view.num_seqs, 0.5), "expected 1 whole draft lengths within 0..1, got float64"),
+        (lambda view: np.full(view.num_seqs, 4), "expected 1 whole draft lengths within 0..1, got int64"),
+        (lambda view: view.survival[:, 9], "IndexError: index 9 is out of bounds"),
+    ],
+)
+def test_what_cannot_be_audited_is_told_in_one_line(scheduler, words):
+    with pytest.raises(SpecsimError, match=words) as error:
+        ss.audit(scheduler, **FEW)
+    assert "\n" not in str(error.value)
+
+
+def test_a_view_cannot_be_written_to():
+    def cheat(view):
+        view.confidence[:] = 1.0
+        return np.zeros(view.num_seqs, dtype=int)
+
+    with pytest.raises(SpecsimError, match="read-only"):
+        ss.audit(cheat, **FEW)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"confidence": "softmax"}, "confidence: expected head or draft_prob, got 'softmax'"),
+        ({"instances": -1}, "instances: expected a whole number, 0 to"),
+        ({"histories": 1.5}, "histories: expected a whole number"),
+        ({"steps": 5}, "steps: expected a whole number, 1 to 4, got 5"),
+        ({"seed": True}, "seed: expected a whole number"),
+    ],
+)
+def test_wrong_numbers(wrong, words):
+    with pytest.raises(SpecsimError, match=words):
+        ss.audit(NoSpec(), **wrong)

@@ -1,0 +1,128 @@
+"""specsim audit on the command line: what it prints, its exit codes, its JSON, and one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specsim.cli import show
+
+FEW = ("--instances", "120", "--histories", "4")
+
+MINE = """
+import numpy as np
+
+class Cut:
+    def __init__(self, level=0.5):
+        self.level = level
+
+    def __call__(self, view):
+        return np.logical_and.accumulate(view.confidence >= self.level, axis=1).sum(axis=1)
+
+def broken(view):
+    return view.nothing
+
+def halves(view):
+    return np.full(view.num_seqs, 0.5)
+"""
+
+
+@pytest.fixture
+def mine(write):
+    return write(MINE, "mine.py")
+
+
+def test_a_lossless_scheduler(run):
+    code, out, err = run("audit", "DSparkGreedy", *FEW)
+    assert (code, err) == (0, "")
+    assert out.startswith("DSparkGreedy() is lossless in ")
+    assert "instances of one step and " in out
+    assert "1 step: vocabulary 2–3, blocks of 1–3, requests 1–2; 3 steps: vocabulary 2, blocks of 1–2" in out
+    assert "no proof" in out
+    assert "--confidence draft_prob" in out
+
+
+def test_a_scheduler_that_looks_at_no_confidence(run):
+    code, out, _ = run("audit", "StaticGamma(2)", *FEW, "--steps", "1")
+    assert code == 0
+    assert "never looked at a confidence" in out
+    assert "draft_prob" not in out
+    assert "3 steps" not in out
+
+
+def test_the_appendix_of_the_paper(run, tmp_path):
+    code, out, err = run("audit", "GlobalArgmax", *FEW, "--json", tmp_path / "deep/audit.json")
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("GlobalArgmax() is not lossless: total variation up to 0.")
+    for line in (
+        "vocabulary 2, blocks of 2, 1 request, 1 step; first 3 tokens: total variation 0.15",
+        "  target: a 0.7, b 0.3 always",
+        "  aa     0.25    0.8 0.9      2",
+        "  ba     0.25    0.8 0        0",
+        "  a            0.7     0.85",
+        "  b            0.3     0.15",
+    ):
+        assert line in lines
+    data = json.loads((tmp_path / "deep/audit.json").read_text())
+    assert data["scheduler"] == "GlobalArgmax()"
+    assert data["lossless"] is False
+    case = data["counterexample"]
+    assert case["tv"] == pytest.approx(0.15)
+    assert [law["output"] for law in case["next"]["laws"]] == pytest.approx([0.85, 0.15])
+    assert [row["verified"] for row in case["drafted"]] == [[2], [2], [0], [0]]
+    assert case["decoders"][0]["confidence"] == [[[0.8, 0.8]], [[0.9, 0.9, 0.0, 0.0]]]
+
+
+def test_the_same_call_writes_the_same_bytes(run, tmp_path):
+    paths = [tmp_path / name for name in ("one.json", "two.json")]
+    printed = [run("audit", "Threshold(0.5)", *FEW, "--seed", "3", "--json", path)[1] for path in paths]
+    assert printed[0] == printed[1]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert json.loads(paths[0].read_text())["counterexample"] is None
+
+
+def test_ones_own_scheduler_and_both_confidences(run, mine):
+    assert run("audit", f"{mine}:Cut(0.6)", *FEW)[0] == 0
+    code, out, _ = run("audit", f"{mine}:Cut(0.6)", *FEW, "--confidence", "draft_prob")
+    assert code == 1
+    assert out.startswith("Cut is not lossless")
+    assert "blocks of 1, 1 request, 1 step" in out
+    assert "Confidences: the drafter's own probability of each draft token." in out
+
+
+def test_progress_shows_after_two_seconds(run, monkeypatch):
+    monkeypatch.setattr(show, "PATIENCE", 0.0)
+    code, _, err = run("audit", "NoSpec", *FEW)
+    assert code == 0
+    assert err.startswith("instances audited: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("Oracle",), "scheduler Oracle(): knows what will be accepted: an upper bound"),
+        (("StaticGamma(9)",), "gamma: expected blocks of at most 8 tokens, which can be enumerated, got 9"),
+        (("None",), "scheduler 'None': expected Name"),
+        (("Nobody",), "scheduler 'Nobody': not known, expected one of BatchSizeTable"),
+        (("NoSpec@trace.json",), "scheduler 'NoSpec@trace.json': expected Name"),
+        (
+            ("{mine}:broken",),
+            "scheduler broken: AttributeError: 'AuditView' object has no attribute 'nothing' (in",
+        ),
+        (("{mine}:halves",), "scheduler halves: expected 1 whole draft lengths within 0..1, got float64 (1,): [0.5]"),
+        (("NoSpec", "--confidence", "softmax"), "--confidence: expected head or draft_prob, got 'softmax'"),
+        (("NoSpec", "--steps", "5"), "'--steps': expected a number, at most 4"),
+        (("NoSpec", "--instances", "-1"), "'--instances': expected a number, at least 0"),
+        (("NoSpec", "--seed", "x"), "'--seed': expected a whole number"),
+        (("{mine}:Cut", "--json", "{mine}"), "is the input SCHEDULER, expected another path"),
+        ((), "Missing argument 'SCHEDULER'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(run, mine, arguments, words):
+    code, out, err = run("audit", *(a.format(mine=mine) for a in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
