@@ -14,6 +14,7 @@ from specsim.cli import (
     living,
     look,
     measuring,
+    planning,
     profile_show,
     profiling,
     roofline,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(run.simulate)
 app.command()(run.sweep)
 app.command()(run.pareto)
+app.command()(planning.plan)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)
