@@ -24,6 +24,8 @@ from specsim.hardware import (
 from specsim.importers.arrivals import load_arrivals
 from specsim.metrics import request_metrics, summarize
 from specsim.pareto import Front, crossovers, hypervolume, interactivity_at, pareto, sla_table, throughput_at
+from specsim.plan import plan
+from specsim.plan_answer import Plan
 from specsim.rules import Rules
 from specsim.schedulers import (
     MTP1,
@@ -40,6 +42,7 @@ from specsim.schedulers import (
 )
 from specsim.sweep import sweep
 from specsim.synthesis import Synthetic
+from specsim.tiers import Bound, Tier, parse_tier
 from specsim.types import SLO, Requests, Result, SpecsimError
 from specsim.views import StepView
 from specsim.workload import Arrivals, ClosedLoop, Gamma, Poisson, Ramp

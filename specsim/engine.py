@@ -283,18 +283,24 @@ def check_fit(scheduler: Any, drafter: str | None, gamma: int, has_confidence: b
         raise SpecsimError(f"scheduler {name}: needs confidences, and drafter {drafter!r} has none")
 
 
+def pool_tokens(profile: Profile, drafter: Drafter | None) -> int | None:
+    """Tokens that the profile's KV cache holds beside the drafter's weights and KV; None: not limited.
+
+    Raises SpecsimError where a drafter takes memory and the profile does not tell what a token takes.
+    """
+    kv_tokens = profile.kv_tokens
+    if kv_tokens is None or drafter is None or not (drafter.weight_bytes or drafter.kv_bytes_per_token):
+        return kv_tokens
+    per_token = profile.kv_bytes_per_token
+    if per_token is None:
+        raise SpecsimError(
+            f"profile {profile.name}: kv_bytes_per_token: expected a number, to take the drafter's memory from"
+        )
+    return int((kv_tokens * per_token - drafter.weight_bytes) / (per_token + drafter.kv_bytes_per_token))
+
+
 def _limits(scenario: Scenario, drafter: Drafter | None, gamma: int) -> Limits:
-    profile = scenario.profile
-    kv_tokens = scenario.kv_tokens
-    if kv_tokens is None and profile.kv_tokens is not None:
-        kv_tokens = profile.kv_tokens
-        if drafter and (drafter.weight_bytes or drafter.kv_bytes_per_token):
-            per_token = profile.kv_bytes_per_token
-            if per_token is None:
-                raise SpecsimError(
-                    f"profile {profile.name}: kv_bytes_per_token: expected a number, to take the drafter's memory from"
-                )
-            kv_tokens = int((kv_tokens * per_token - drafter.weight_bytes) / (per_token + drafter.kv_bytes_per_token))
+    kv_tokens = pool_tokens(scenario.profile, drafter) if scenario.kv_tokens is None else scenario.kv_tokens
     if scenario.max_num_batched_tokens < 1 + gamma:
         raise SpecsimError(
             f"scenario: max_num_batched_tokens: expected at least 1 + γ = {1 + gamma}, "

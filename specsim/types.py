@@ -24,6 +24,10 @@ class SpecsimError(ValueError):
     """
 
 
+class BeyondProfile(SpecsimError):
+    """A step larger than any that the hardware profile prices: as much load as the profile can tell about."""
+
+
 @dataclass(frozen=True)
 class Requests:
     """A workload as a table: who arrives when, asking for what.

@@ -15,6 +15,7 @@ from specsim.cli import (
     living,
     look,
     measuring,
+    planning,
     profile_show,
     profiling,
     roofline,
@@ -37,6 +38,7 @@ app.command()(run.simulate)
 app.command()(run.sweep)
 app.command()(run.pareto)
 app.command()(auditing.audit)
+app.command()(planning.plan)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -215,10 +215,11 @@ def _default_mix(drafter: Drafter | None, policies: list[Policy]) -> dict[str, f
     return dict.fromkeys(chosen.domains, 1.0) if chosen is not None else None
 
 
-def with_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb whose first parameter is an Options all its flags, ahead of the verb's own."""
+def with_options(verb: Callable[..., None], leave_out: Collection[str] = ()) -> Callable[..., None]:
+    """Give a verb whose first parameter is an Options all its flags, but those left out, ahead of the verb's own."""
     hints = get_type_hints(Options, include_extras=True)
-    own = list(inspect.signature(verb, eval_str=True).parameters.values())[1:]
+    taken = list(inspect.signature(verb, eval_str=True).parameters.values())[1:]
+    own = [p for p in taken if p.annotation is not typer.Context]  # its own context is the one that all verbs have
     shared = [
         inspect.Parameter(
             f.name,
@@ -227,16 +228,18 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
             annotation=hints[f.name],
         )
         for f in fields(Options)
+        if f.name not in leave_out
     ]
-    names = {f.name for f in fields(Options)}
+    names = {p.name for p in shared}
 
     def call(context: typer.Context, **given: Any) -> None:
         typed = [k for k in LOADS if str(context.get_parameter_source(k)).endswith("COMMANDLINE")]
         for name in LOADS if typed else ():
-            if name not in typed:
+            if name in names and name not in typed:
                 given[name] = None  # a load typed here replaces the scenario file's, of whatever kind
         options = Options(**{k: v for k, v in given.items() if k in names})
-        verb(options, **{k: v for k, v in given.items() if k not in names})
+        more = {p.name: context for p in taken if p not in own}
+        verb(options, **more, **{k: v for k, v in given.items() if k not in names})
 
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = [context, *shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]

@@ -20,7 +20,7 @@ from specsim.hardware.layered import Layered
 from specsim.hardware.roofline import Roofline
 from specsim.hardware.shape import Axis, Part, Prices, Shape, Surface
 from specsim.hardware.tables import Additive, Count, DraftCost, Table1D, Table2D
-from specsim.types import SpecsimError
+from specsim.types import BeyondProfile, SpecsimError
 
 SCHEMA = "specsim.profile/1"
 
@@ -151,7 +151,8 @@ class StepCost:
             keep = "a lower max_num_batched_tokens keeps steps inside, "
         elif value > high and "sequences" in name:
             keep = "a lower max_num_seqs keeps steps inside, "
-        return SpecsimError(
+        kind = BeyondProfile if value > high else SpecsimError
+        return kind(
             f"profile {self.profile.name}: a step of {value} {name} is outside the measured range {low}..{high}; "
             f"{keep}extrapolate=True (--extrapolate) continues the last slope and marks the result"
         )

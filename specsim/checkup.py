@@ -1,0 +1,159 @@
+"""Two questions about a drafter in service: is its acceptance normal, and is γ right for the load?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from specsim.blocktrace import TOTAL, Trace
+from specsim.engine import Policy, Scenario
+from specsim.pareto import half_width
+from specsim.schedulers import NoSpec, StaticGamma
+from specsim.sweep import sweep
+from specsim.synthesis import Synthetic
+from specsim.trace_stats import acceptance_table, sample
+from specsim.trial import at_load
+from specsim.types import SpecsimError
+
+
+@dataclass(frozen=True)
+class Published:
+    """Conditional acceptance by position that was published for a kind of drafter, by domain."""
+
+    kind: str
+    target: str
+    source: str
+    domains: dict[str, tuple[float, ...]]
+
+
+_FIGURE = "arXiv 2607.05147, figure 2"
+PUBLISHED = (
+    Published("DSpark", "Qwen3-4B", _FIGURE, {
+        "math": (0.9053, 0.8899, 0.8878, 0.8854, 0.8872, 0.8906, 0.8824),
+        "code": (0.8857, 0.8719, 0.8598, 0.8608, 0.8579, 0.8594, 0.851),
+        "chat": (0.7353, 0.7376, 0.7402, 0.7441, 0.7583, 0.7656, 0.7609)}),
+    Published("DFlash", "Qwen3-4B", _FIGURE, {
+        "math": (0.885, 0.827, 0.8198, 0.8338, 0.8414, 0.839, 0.8277),
+        "code": (0.8654, 0.8145, 0.7971, 0.8013, 0.8098, 0.8014, 0.777),
+        "chat": (0.7181, 0.6479, 0.6382, 0.6606, 0.682, 0.6919, 0.6877)}),
+    Published("Eagle3", "Qwen3-4B", _FIGURE, {
+        "math": (0.8106, 0.8231, 0.8382, 0.8442, 0.8508, 0.8557, 0.8502),
+        "code": (0.771, 0.7737, 0.7812, 0.7913, 0.787, 0.7939, 0.784),
+        "chat": (0.5336, 0.5894, 0.6421, 0.6782, 0.7086, 0.7289, 0.7325)}),
+    Published("MTP", "DeepSeek-V3", "arXiv 2412.19437: 85 to 90 %", {"lowest": (0.85,), "highest": (0.9,)}),
+)  # fmt: skip
+"""What traces/*.json hold, so that it is at hand where the package is installed alone (a test keeps the two equal)."""
+
+
+@dataclass(frozen=True, eq=False)
+class AcceptanceCheck:
+    """``positions``: a row a position with ``yours``, ``low`` and ``high`` (its 95 % interval, NaN where the trace is
+    parameters), ``published_low`` and ``published_high`` over the domains, and ``verdict`` (below, within or above; ""
+    where nothing was published). ``tau``: tokens a block of ``gamma`` tokens, as many of its own as something was
+    published for, with the published range.
+    """
+
+    drafter: str
+    kinds: tuple[str, ...]
+    sources: tuple[str, ...]
+    positions: pd.DataFrame
+    gamma: int
+    tau: float
+    tau_published: tuple[float, float]
+
+    def words(self) -> str:
+        """The answer in a sentence or two."""
+        low, high = self.tau_published
+        where = "below" if self.tau < low else "above" if self.tau > high else "within"
+        text = (
+            f"{self.drafter}: {self.tau:.2f} tokens a block of {self.gamma}, {where} the {low:.2f} to {high:.2f} "
+            f"published for {' or '.join(self.kinds)} ({'; '.join(self.sources)})."
+        )
+        for verdict in ("below", "above"):
+            at = self.positions.loc[self.positions["verdict"] == verdict, "position"].tolist()
+            if at:
+                text += f" {verdict.capitalize()} every published domain: position {', '.join(map(str, at))}."
+        if (self.positions["verdict"] == "below").any():
+            text += " Look for another target, chat template or temperature than the drafter was trained for."
+        return text
+
+
+def acceptance_check(trace: Trace | Synthetic) -> AcceptanceCheck:
+    """Hold a trace's acceptance, all domains together, against what was published for its kind of drafter.
+
+    The kind is read from the drafter's name; a name that tells none is held against all of them. Acceptance depends on
+    target, text and temperature: being outside the range is a reason to look, being inside it is no proof.
+    """
+    synthetic = isinstance(trace, Synthetic)
+    name = trace.drafter if isinstance(trace, Synthetic) else trace.meta.drafter
+    letters = "".join(c for c in name.lower() if c.isalnum())
+    kinds = [p for p in PUBLISHED if p.kind.lower() in letters] or list(PUBLISHED)
+    table = acceptance_table(sample(trace) if isinstance(trace, Synthetic) else trace)
+    own = table[table["domain"] == TOTAL]
+    rows = []
+    for _, row in own.iterrows():
+        k = int(row["position"]) - 1
+        told = [means[k] for p in kinds for means in p.domains.values() if len(means) > k]
+        low, high = (min(told), max(told)) if told else (math.nan, math.nan)
+        ends = (math.nan, math.nan) if synthetic else (row["conditional_low"], row["conditional_high"])
+        mine = float(row["conditional"])
+        lowest, highest = (mine if math.isnan(e) else float(e) for e in ends)
+        verdict = "" if not told else "below" if highest < low else "above" if lowest > high else "within"
+        rows.append((k + 1, mine, *ends, low, high, verdict))
+    columns = ["position", "yours", "low", "high", "published_low", "published_high", "verdict"]
+    positions = pd.DataFrame(rows, columns=columns)
+    gamma = min(len(positions), max(len(means) for p in kinds for means in p.domains.values()))
+    taus = [_tau(means[:gamma]) for p in kinds for means in p.domains.values() if len(means) >= gamma]
+    tau = _tau(positions["yours"].fillna(0.0).tolist()[:gamma])
+    sources = tuple(dict.fromkeys(f"{p.target}, {p.source}" for p in kinds))
+    return AcceptanceCheck(name, tuple(p.kind for p in kinds), sources, positions, gamma, tau, (min(taus), max(taus)))
+
+
+def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jobs: int = -1) -> pd.DataFrame:
+    """Simulate blocks of 0, 1, .. γ tokens, always verified whole, at ``load`` users or requests/s of one replica.
+
+    A row a ``gamma`` (0: no drafter): ``throughput`` (tok/s per GPU), ``interactivity_p50``, ``tau`` (means over
+    ``seeds``), ``value`` (throughput of a closed loop, interactivity_p50 of an open one, whose throughput is that of
+    its arrivals) and ``behind``: the share of it that is lost against the best, with ``behind_ci``, paired by seed.
+    Drafting is paid for that many tokens. Raises SpecsimError without a drafter.
+    """
+    drafter = base.drafter
+    if drafter is None:
+        raise SpecsimError("gamma_check: expected a scenario with a drafter (--trace)")
+    lengths = range(1, drafter.gamma + 1)
+    policies = [Policy(NoSpec()), *(Policy(StaticGamma(k), replace(drafter, gamma=k, name="")) for k in lengths)]
+    frame = sweep(replace(base, workload=at_load(base.workload, load)), policies, seeds=seeds, jobs=jobs)
+    frame = frame[frame["domain"] == TOTAL]
+    value = "throughput" if base.workload.closed else "interactivity_p50"
+    # [γ + 1, seeds], in the order of the policies
+    runs = np.array([frame.loc[frame["policy"] == repr(p), value].to_numpy() for p in policies], dtype=np.float64)
+    best = int(runs.mean(axis=1).argmax())
+    rows = []
+    for gamma, policy in enumerate(policies):
+        own = frame[frame["policy"] == repr(policy)]
+        behind = 1 - runs[gamma] / runs[best]
+        means = [float(own[c].mean()) for c in ("throughput", "interactivity_p50", "tau")]
+        rows.append((gamma, *means, float(runs[gamma].mean()), float(behind.mean()), half_width(behind)))
+    names = ["gamma", "throughput", "interactivity_p50", "tau", "value", "behind", "behind_ci"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def gamma_words(table: pd.DataFrame, load: str, gamma: int, value: str) -> str:
+    """Whether ``gamma`` is right at ``load``, in a sentence; ``value``: what is lost otherwise."""
+    best = int(table["gamma"].to_numpy()[table["value"].to_numpy().argmax()])
+    row = table[table["gamma"] == gamma].iloc[0]
+    lost, ci = float(row["behind"]), float(row["behind_ci"])
+    if best == gamma:
+        return f"At {load}, γ = {gamma} is the best fixed length: it is right."
+    told = f"{100 * lost:.1f}" + (f" ± {100 * ci:.1f}" if math.isfinite(ci) else "")
+    if lost <= (ci if math.isfinite(ci) else 0.0):
+        return f"At {load}, γ = {best} is the best fixed length, within the noise of γ = {gamma} ({told} % of {value})."
+    return f"At {load}, γ = {best} is the best fixed length: γ = {gamma} costs {told} % of {value}."
+
+
+def _tau(conditional: Sequence[float]) -> float:
+    return 1.0 + float(np.cumprod(conditional).sum())

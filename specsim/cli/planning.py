@@ -1,0 +1,240 @@
+"""plan: which scheduler and how many GPUs keep the promises of each tier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specsim.acceptance import load_trace
+from specsim.blocktrace import Trace
+from specsim.checkup import acceptance_check, gamma_check, gamma_words
+from specsim.cli import show
+from specsim.cli.inputs import typed_command
+from specsim.cli.options import ENGINE, LOAD, RUN, WHAT, Options, option, with_options
+from specsim.engine import Policy, Scenario
+from specsim.files import check_apart, check_output, read_start
+from specsim.hardware import load_profile
+from specsim.importers.acceptance import load_acceptance
+from specsim.plan import plan as make_plan
+from specsim.plan_answer import Plan
+from specsim.synthesis import Synthetic
+from specsim.tiers import Tier, parse_tier
+from specsim.types import SpecsimError
+
+PLAN = "Plan"
+LEFT_OUT = ("profile", "closed", "poisson", "ramp", "rate", "replicas", "router", "lockstep")
+"""Options that a plan answers, or spells otherwise."""
+
+
+@partial(with_options, leave_out=LEFT_OUT)
+def plan(
+    options: Options,
+    context: typer.Context,
+    profile: Annotated[
+        list[Path] | None, option("--profile", help="Hardware profile (hw_profiles/*.json). Repeatable.", panel=WHAT)
+    ] = None,
+    rate: Annotated[
+        float | None, option("--rate", help="Demand: requests/s, Poisson unless --cv or --arrivals.", panel=LOAD)
+    ] = None,
+    users: Annotated[
+        int | None, option("--users", help="Demand: users, each with one request at a time.", panel=LOAD)
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        option(
+            "--tier",
+            help="'NAME: interactivity>=80@p10, ttft<=1s@p95, share=0.3': bounds on interactivity, ttft, tpot, e2e "
+            "and queue at mean, p10, p50, p90, p95 or p99. Repeatable.",
+            panel=PLAN,
+        ),
+    ] = None,
+    shared: Annotated[
+        bool, option("--shared", help="One pool for all tiers, which keeps the strictest bounds.", panel=PLAN)
+    ] = False,
+    headroom: Annotated[str, option("--headroom", help="Traffic on top that replicas hold.", panel=PLAN)] = "20%",
+    gpu_price: Annotated[
+        list[float] | None,
+        option("--gpu-price", help="Dollars for a GPU-hour; once, or once for each --profile.", panel=PLAN),
+    ] = None,
+    drafter_bytes: Annotated[
+        float, option("--drafter-bytes", help="Bytes of --trace's drafter, out of the KV cache.", panel=ENGINE)
+    ] = 0.0,
+    drafter_kv_bytes: Annotated[
+        float, option("--drafter-kv-bytes", help="Bytes that a token takes in the drafter's KV cache.", panel=ENGINE)
+    ] = 0.0,
+    sensitivity: Annotated[
+        bool, option("--sensitivity/--no-sensitivity", help="How the answer moves where inputs are off.", panel=PLAN)
+    ] = True,
+    acceptance: Annotated[
+        Path | None,
+        option(
+            "--check-acceptance",
+            help="A trace, or an engine's counters as trace import reads them: is that acceptance normal?",
+            panel=PLAN,
+        ),
+    ] = None,
+    gamma_load: Annotated[
+        float | None,
+        option("--check-gamma", help="Users (with --rate: requests/s) of a replica: is γ right there?", panel=PLAN),
+    ] = None,
+    seeds: Annotated[
+        int, option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, panel=RUN)
+    ] = 3,
+    jobs: Annotated[int, option("--jobs", help="Processes (-1: one a core).", panel=RUN)] = -1,
+    json: Annotated[Path | None, option("--json", help="Also write the results as JSON here.", panel=RUN)] = None,
+) -> None:
+    """Say which scheduler, and how many GPUs, keep the promises of each tier under a demand.
+
+    Without --scheduler it compares NoSpec, MTP1, StaticGamma(γ), DSparkGreedy and DSparkAsync, as the trace allows.
+
+    Example: specsim plan --profile hw_profiles/dsv4-flash-b300-tp4.json --trace traces/qwen3-4b-dspark.json --gamma 5
+    --users 500 --tier 'pro: interactivity>=120@p10, ttft<=1s@p95, share=0.3' --tier 'standard: interactivity>=60@p10'
+    """
+    inputs = options.files() | {"--profile": list(profile or []), "--check-acceptance": acceptance}
+    check_apart({"--json": json}, inputs)
+    check_output("--json", json)
+    tiers = [parse_tier(text) for text in tier or []]
+    extra = _fraction("--headroom", headroom)
+    if not tiers and acceptance is None and gamma_load is None:
+        raise SpecsimError("--tier: expected at least one, such as 'pro: interactivity>=80@p10, ttft<=1s@p95'")
+    data: dict[str, Any] = {"command": typed_command(context)}
+    if acceptance is not None:
+        data["acceptance"] = _acceptance(acceptance)
+    if tiers or gamma_load is not None:
+        base, policies, profiles = _build(options, profile or [], rate, users, bool(tiers))
+        base = _with_memory(base, drafter_bytes, drafter_kv_bytes)
+        if tiers:
+            with show.progress("trials simulated") as report:
+                answer = make_plan(
+                    base, policies, tiers, rate=rate, users=users, profiles=profiles, gpu_price=gpu_price,
+                    headroom=extra, shared=shared, seeds=range(seeds), sensitivity=sensitivity, jobs=jobs,
+                    progress=report,
+                )  # fmt: skip
+            _print(answer)
+            data |= answer.to_dict()
+        if gamma_load is not None:
+            data["gamma"] = _gamma(base, gamma_load, seeds, jobs)
+    if json is not None:
+        show.write_json_file(json, data)
+
+
+def _build(
+    options: Options, profile: list[Path], rate: float | None, users: int | None, planned: bool
+) -> tuple[Scenario, list[Policy] | None, list[Any]]:
+    """The base scenario with the demand's kind of load, the policies (None: the usual ones) and the profiles."""
+    if not profile:
+        raise SpecsimError("--profile: expected a hardware profile, such as hw_profiles/dsv4-flash-b300-tp4.json")
+    if (rate is not None and users is not None) or (planned and rate is None and users is None):
+        raise SpecsimError("demand: expected either --rate (requests/s) or --users")
+    for name, value in (("--rate", rate), ("--users", users)):
+        if value is not None and not 0 < value < math.inf:
+            raise SpecsimError(f"{name}: expected a number above 0, got {value:g}")
+    spelled = {"poisson": "1"} if rate is not None else {"closed": "1"}
+    if options.arrivals is not None:
+        if rate is None:
+            raise SpecsimError("--arrivals: expected --rate: recorded requests have no users")
+        spelled = {}
+    try:
+        base, policies, _ = replace(options, profile=profile[0], **spelled).build()  # type: ignore[arg-type]
+    except SpecsimError as error:
+        raise SpecsimError(str(error).replace("--poisson", "--rate").replace("--closed", "--users")) from error
+    return base, policies if options.scheduler else None, [base.profile, *map(load_profile, profile[1:])]
+
+
+def _with_memory(base: Scenario, weights: float, per_token: float) -> Scenario:
+    for name, value in (("--drafter-bytes", weights), ("--drafter-kv-bytes", per_token)):
+        if not 0 <= value < math.inf:
+            raise SpecsimError(f"{name}: expected bytes, 0 or more, got {value:g}")
+        if value and base.drafter is None:
+            raise SpecsimError(f"{name}: has no meaning without --trace")
+    if base.drafter is None or not (weights or per_token):
+        return base
+    return replace(base, drafter=replace(base.drafter, weight_bytes=weights, kv_bytes_per_token=per_token))
+
+
+def _print(answer: Plan) -> None:
+    console = show.console()
+    for tier in answer.tiers:
+        console.print(_offers(answer, tier))
+        console.print(answer.words(tier) + "\n", soft_wrap=True)
+    for line in answer.leaders_words():
+        console.print(line + "\n", soft_wrap=True)
+    if len(answer.sensitivity):
+        numbers = answer.sensitivity[["load", "gpus", "gpus_kept"]].astype(object)
+        told = numbers.where(numbers.notna(), None).to_numpy().tolist()
+        words = answer.sensitivity[["tier", "change", "policy"]].to_numpy().tolist()
+        rows = [[*left, *right] for left, right in zip(words, told, strict=True)]
+        heads = ["tier", "what is off", "best then", f"{answer.unit} a replica", "GPUs", "GPUs with the plan's choice"]
+        console.print(show.table("If something is 10 % off", heads, rows, "capacities move as they do under seed 0"))
+    for line in (*answer.notes, *answer.caveats):
+        console.print(f"note: {line}", soft_wrap=True)
+
+
+def _offers(answer: Plan, tier: Tier) -> Any:
+    priced = any(offer.price is not None for offer in answer.offers)
+    rows = []
+    for offer in answer.of(tier):
+        found = offer.capacity
+        load, ends = "–", f"cannot be kept: {found.nearest}"
+        if found.feasible:
+            low, high = show.number(found.low, 3), show.number(found.high, 3)
+            load, ends = f"{show.number(found.value, 3)} ({low}–{high})", found.binding
+        if found.at_least:
+            load = f"≥ {show.number(found.value, 3)}"
+        row = [offer.policy, load, ends, offer.replicas, offer.gpus]
+        rows.append([offer.profile] * answer.several_profiles + row + [offer.dollars_per_million] * priced)
+    heads = ["scheduler", f"{answer.unit} a replica", "ends by", "replicas", "GPUs"]
+    heads = ["profile"] * answer.several_profiles + heads
+    share = f", {show.number(100 * (tier.share or 1))} % of {show.number(answer.demand)} {answer.unit}"
+    return show.table(f"{tier}{share}", heads + ["$/M tokens"] * priced, rows)
+
+
+def _acceptance(path: Path) -> dict[str, Any]:
+    check = acceptance_check(_read(path))
+    rows = [[str(int(r["position"])), *(float(r[c]) for c in check.positions.columns[1:6]), r["verdict"]]
+            for _, r in check.positions.iterrows()]  # fmt: skip
+    heads = ["position", "yours", "low", "high", "published from", "to", ""]
+    show.console().print(show.table(f"Conditional acceptance by position, {path}", heads, rows))
+    show.console().print(check.words() + "\n", soft_wrap=True)
+    return {"drafter": check.drafter, "kinds": check.kinds, "sources": check.sources, "tau": check.tau,
+            "tau_published": check.tau_published, "words": check.words(),
+            "positions": check.positions.to_dict("records")}  # fmt: skip
+
+
+def _read(path: Path) -> Trace | Synthetic:
+    """A trace of ours, or others' evidence of acceptance."""
+    start = read_start(path)
+    return load_trace(path) if start.startswith(b"PAR1") or b"specsim.synthetic/" in start else load_acceptance(path)
+
+
+def _gamma(base: Scenario, load: float, seeds: int, jobs: int) -> dict[str, Any]:
+    closed = base.workload.closed
+    if not 0 < load < math.inf or (closed and load != int(load)):
+        raise SpecsimError(f"--check-gamma: expected a {'whole ' * closed}number above 0, got {load:g}")
+    table = gamma_check(base, load, range(seeds), jobs)
+    assert base.drafter is not None
+    where = f"{show.number(load)} {'users' if closed else 'requests/s'} a replica"
+    words = gamma_words(table, where, base.drafter.gamma, "the throughput" if closed else "tok/s/user")
+    rows = [[str(int(r["gamma"])), *(float(r[c]) for c in ("throughput", "interactivity_p50", "tau")),
+             100 * float(r["behind"]), 100 * float(r["behind_ci"])] for _, r in table.iterrows()]  # fmt: skip
+    heads = ["γ", "tok/s/GPU", "tok/s/user p50", "tau", "% behind the best", "±"]
+    show.console().print(show.table(f"Blocks of γ tokens, verified whole, at {where}", heads, rows))
+    show.console().print(words, soft_wrap=True)
+    return {"load": load, "words": words, "lengths": table.to_dict("records")}
+
+
+def _fraction(name: str, text: str) -> float:
+    """A share from ``20%`` or ``0.2``."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise SpecsimError(f"{name}: expected 0 or more, such as 20% or 0.2, got {text!r}")
+    return value

@@ -1,0 +1,183 @@
+"""The capacity planner: which scheduler, and how many GPUs, keep the promises of each tier under a demand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from specsim.capacity import Capacity, Case, Trials, find
+from specsim.engine import Policy, Scenario
+from specsim.hardware import Profile
+from specsim.leaders import leaders
+from specsim.plan_answer import Offer, Plan, replicas_for, tokens_per_second
+from specsim.schedulers import MTP1, DSparkAsync, DSparkGreedy, NoSpec, StaticGamma, scheduler_name
+from specsim.sensitivity import SENSITIVITY, memory_lines, sensitivity_table
+from specsim.tiers import Tier, merged, parse_tier, tier_of, with_shares
+from specsim.trial import demanded, grid
+from specsim.types import SLO, SpecsimError
+
+
+def plan(
+    base: Scenario,
+    policy: Sequence[Any] | None = None,
+    tiers: Sequence[Tier | str] = (),
+    *,
+    slo: SLO | None = None,
+    rate: float | None = None,
+    users: float | None = None,
+    profiles: Sequence[Profile] | None = None,
+    gpu_price: float | Sequence[float] | None = None,
+    headroom: float = 0.2,
+    shared: bool = False,
+    seeds: Iterable[int] = range(3),
+    sensitivity: bool = True,
+    start: float | None = None,
+    jobs: int = -1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Plan:
+    """Plan for ``rate`` requests/s, or ``users`` in a closed loop, served by whole replicas of ``base``.
+
+    ``policy``: schedulers or Policy pairs to compare (None: NoSpec, MTP1 on a block of one, StaticGamma(γ),
+    DSparkGreedy, DSparkAsync, as far as the drafter allows, and the base's own). ``tiers``: Tier objects or texts for
+    ``parse_tier``; or one ``slo``, each bound of which nine of ten requests must meet. Tiers have pools of their own,
+    or one ``shared``.
+    ``profiles`` (None: the base's) with ``gpu_price`` dollars for a GPU-hour, one or one for each. Replicas hold the
+    demand and ``headroom`` times as much on top. A replica of an open loop meets the same kind of arrivals as a whole,
+    thinned: where a router spreads them more evenly, it sustains a little more. ``sensitivity=False`` leaves out how
+    the answer moves. ``start``: the load of a replica at which searches begin, which does not change what they find.
+
+    Raises SpecsimError for what cannot be planned: no demand, several replicas in ``base``, ramps, unknown words.
+    """
+    seeds = list(seeds)
+    asked = _check(base, tiers, slo, rate, users, headroom, seeds)
+    closed, demand = users is not None, float(users if users is not None else rate or 0)
+    given = [base.profile] if profiles is None else list(profiles)
+    prices = _prices(gpu_price, given)
+    workload = demanded(base.workload, closed)
+    trials = Trials(grid(closed, min(base.max_num_seqs, 1 << 16)), jobs, progress)
+    begin = trials.grid.near(start) if start else trials.grid.near(16 if closed else 4)
+    pools = (merged(asked),) if shared else asked
+    policies = default_policies(base) if policy is None else list(policy)
+    cases = [_cases(replace(base, profile=profile, workload=workload), policies) for profile in given]
+    flat = [(p, label, case) for p, of in enumerate(cases) for label, case in of]
+    found = trials.drive([find(trials, case, tier, seeds, begin) for tier in pools for _, _, case in flat])
+    offers = []
+    for (tier, (p, label, case)), capacity in zip(((tier, one) for tier in pools for one in flat), found, strict=True):
+        offers.append(_offer(trials, label, case, capacity, (tier.share or 1.0) * demand, headroom, prices[p], seeds))
+    walks = {}
+    for profile, of in zip(given, cases, strict=True):
+        names = {case.name for _, case in of}
+        own = [c for c in found if c.feasible and c.case.name in names]
+        if own and len(of) > 1:
+            walks[profile.name] = tuple(leaders(trials, of, own, seeds))
+    notes = _notes(offers, [case for _, _, case in flat])
+    answer = Plan(
+        pools, tuple(offers), "users" if closed else "requests/s", demand, headroom, shared,
+        walks,
+        pd.DataFrame(columns=SENSITIVITY),
+        caveats=tuple(profile.caveat for profile in given if profile.caveat),
+        several_profiles=len(given) > 1,
+    )  # fmt: skip
+    if sensitivity:
+        table, left_out = sensitivity_table(trials, answer, seeds[0])
+        answer = replace(answer, sensitivity=table)
+        notes += left_out + memory_lines(trials, answer, seeds[0])
+    if progress is not None:
+        progress(len(trials.done), len(trials.done))
+    return replace(answer, notes=tuple(dict.fromkeys(notes)))
+
+
+def default_policies(base: Scenario) -> list[Any]:
+    """The schedulers that are compared where none are named: those that ``base``'s drafter allows, and its own."""
+    drafter = base.drafter
+    policies: list[Any] = [NoSpec()]
+    if drafter is not None:
+        if drafter.gamma == 1:
+            policies.append(MTP1())
+        else:  # the first token of its blocks alone
+            policies.append(Policy(MTP1(), replace(drafter, gamma=1, name=f"{drafter.name}:1")))
+            policies.append(StaticGamma(drafter.gamma))
+        if drafter.has_confidence:
+            policies += [DSparkGreedy(), DSparkAsync()]
+    if scheduler_name(base.scheduler) not in {scheduler_name(p) for p in policies}:
+        policies.append(base.scheduler)
+    return policies
+
+
+def _check(
+    base: Scenario, tiers: Sequence[Tier | str], slo: SLO | None, rate: float | None, users: float | None,
+    headroom: float, seeds: list[int],
+) -> tuple[Tier, ...]:  # fmt: skip
+    if (rate is None) == (users is None):
+        raise SpecsimError("plan: expected either rate (requests/s) or users")
+    for name, value in (("rate", rate), ("users", users)):
+        if value is not None and not 0 < value < math.inf:
+            raise SpecsimError(f"plan: {name}: expected a number above 0, got {value:g}")
+    if not 0 <= headroom < math.inf:
+        raise SpecsimError(f"plan: headroom: expected 0 or more, such as 0.2, got {headroom:g}")
+    if base.replicas != 1:
+        raise SpecsimError(f"plan: replicas: expected 1, of which the plan says how many, got {base.replicas}")
+    if not seeds:
+        raise SpecsimError("plan: seeds: expected at least one")
+    if slo is not None and tiers:
+        raise SpecsimError("plan: expected tiers or slo, not both")
+    given = [tier_of(slo)] if slo is not None else [parse_tier(t) if isinstance(t, str) else t for t in tiers]
+    return with_shares(given)
+
+
+def _prices(given: float | Sequence[float] | None, profiles: list[Profile]) -> list[float | None]:
+    names = [profile.name for profile in profiles]
+    if len(set(names)) < len(names):
+        raise SpecsimError("plan: profiles: expected different names")
+    if given is None:
+        return [None] * len(profiles)
+    prices = [float(given)] if isinstance(given, int | float) else [float(p) for p in given]
+    prices = prices * len(profiles) if len(prices) == 1 else prices
+    if len(prices) != len(profiles):
+        raise SpecsimError(f"plan: gpu_price: expected one, or one for each of {len(profiles)} profiles")
+    for price in prices:
+        if not 0 < price < math.inf:
+            raise SpecsimError(f"plan: gpu_price: expected dollars above 0, got {price:g}")
+    return list(prices)
+
+
+def _cases(base: Scenario, policies: Sequence[Any]) -> list[tuple[str, Case]]:
+    labels = [repr(p if isinstance(p, Policy) else Policy(p)) for p in policies]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise SpecsimError(f"plan: policy {label} is given twice")
+    return [
+        (label, Case(f"{label} on {base.profile.name}", base.with_policy(p)))
+        for label, p in zip(labels, policies, strict=True)
+    ]
+
+
+def _offer(
+    trials: Trials, label: str, case: Case, capacity: Capacity, demand: float, headroom: float, price: float | None,
+    seeds: Sequence[int],
+) -> Offer:  # fmt: skip
+    profile = case.scenario.profile
+    replicas = replicas_for(capacity, demand, headroom)
+    cost = math.nan
+    if replicas is not None and price is not None:
+        points = []
+        if case.scenario.workload.closed:
+            points = [(trial.load, trial.tokens) for _, trial in trials.of(case, seeds[0]) if not trial.beyond]
+        tokens = tokens_per_second(capacity, demand, replicas, points)
+        cost = replicas * profile.gpus * price / 3600 / tokens * 1e6
+    return Offer(profile.name, label, capacity, demand, profile.gpus, price, replicas, cost)
+
+
+def _notes(offers: list[Offer], cases: list[Case]) -> list[str]:
+    notes = [
+        f"{offer.policy} in {offer.capacity.tier.name}: {line}" for offer in offers for line in offer.capacity.notes
+    ]
+    for case in cases:
+        drafter = case.scenario.drafter
+        if drafter is not None and isinstance(case.scenario.scheduler, MTP1) and drafter.acceptance.gamma > 1:
+            notes.append(f"{case.name}: the first token of longer blocks, at their drafting cost, is no MTP module")
+    return notes

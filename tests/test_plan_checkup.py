@@ -1,0 +1,79 @@
+"""Is my acceptance normal, and is γ right for my load?"""
+
+from pathlib import Path
+
+import pytest
+from conftest import draft_cost, make_blocks, make_profile
+
+import specsim as ss
+from specsim.acceptance import load_trace
+from specsim.checkup import PUBLISHED, acceptance_check, gamma_check, gamma_words
+from specsim.types import SpecsimError
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = {"DSpark": "qwen3-4b-dspark", "DFlash": "qwen3-4b-dflash", "Eagle3": "qwen3-4b-eagle3"}
+
+
+def test_what_is_published_is_what_the_shipped_traces_hold():
+    for kind, name in SHIPPED.items():
+        trace = load_trace(ROOT / f"traces/{name}.json")
+        (published,) = [p for p in PUBLISHED if p.kind == kind]
+        assert published.domains == {n: d.conditional_acceptance for n, d in trace.domains.items()}
+        assert all(words in trace.provenance.source for words in published.source.split(", "))
+    mtp = next(p for p in PUBLISHED if p.kind == "MTP")
+    assert mtp.domains["lowest"] == load_trace(ROOT / "traces/mtp1.json").domains["*"].conditional_acceptance
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_a_shipped_trace_is_normal(kind):
+    check = acceptance_check(load_trace(ROOT / f"traces/{SHIPPED[kind]}.json"))
+    assert check.kinds == (kind,)
+    assert set(check.positions["verdict"]) == {"within"}
+    assert ", within the " in check.words()
+    assert "Look for" not in check.words()
+
+
+def test_low_and_high_acceptance_are_named_by_position():
+    trace = make_blocks([2, 0, 2, 0, 2, 0] * 100, 2, drafter="my-eagle3", request_id=["a"] * 300 + ["b"] * 300)
+    check = acceptance_check(trace)
+    assert check.kinds == ("Eagle3",)
+    assert check.positions["yours"].tolist() == [0.5, 1.0]
+    assert check.positions["verdict"].tolist() == ["below", "above"]
+    assert check.tau == pytest.approx(2.0)
+    assert "Below every published domain: position 1. Above every published domain: position 2." in check.words()
+    unknown = acceptance_check(make_blocks([1, 0] * 50, 1, drafter="mine"))
+    assert len(unknown.kinds) == len(PUBLISHED)
+    assert unknown.positions["published_low"][0] == 0.5336
+
+
+def scenario(step, workload, **fields):
+    verify = {"type": "table1d", "tokens": [1, 4096], "seconds": step, "below": "linear"}
+    return ss.Scenario(make_profile(verify=verify, **fields), workload, ss.synthetic(0.6, gamma=3))
+
+
+def test_the_best_length_and_what_another_costs():
+    """Steps that do not grow: the longest is best. Steps that grow with every token: none is."""
+    loop = ss.ClosedLoop(1, 4, 32, measured=40)
+    flat = gamma_check(scenario([0.01, 0.01], loop), 4, range(2), jobs=1)
+    assert flat["gamma"].tolist() == [0, 1, 2, 3]
+    assert flat["behind"].idxmin() == 3
+    assert flat["tau"].iloc[3] > 2
+    assert (
+        gamma_words(flat, "4 users", 3, "the throughput") == "At 4 users, γ = 3 is the best fixed length: it is right."
+    )
+    steep = gamma_check(scenario([0.001, 4.096], loop), 4, range(2), jobs=1)
+    assert steep["behind"].idxmin() == 0
+    assert "γ = 0 is the best fixed length: γ = 3 costs" in gamma_words(steep, "4 users", 3, "the throughput")
+    open_loop = gamma_check(scenario([0.01, 0.01], ss.Poisson(1, 60, 4, 16)), 2.0, range(2), jobs=1)
+    assert open_loop["behind"].idxmin() == 3
+    assert (open_loop["value"] == open_loop["interactivity_p50"]).all()
+
+
+def test_drafting_is_paid_for_the_tokens_that_are_drafted():
+    """An autoregressive drafter as slow as the target: only γ = 0 is right."""
+    slow = draft_cost(0.01, "autoregressive").model_dump()
+    table = gamma_check(scenario([0.01, 0.01], ss.ClosedLoop(1, 4, 32, measured=40), draft=slow), 2, [0], jobs=1)
+    assert table["behind"].idxmin() == 0
+    assert table["behind"].is_monotonic_increasing
+    with pytest.raises(SpecsimError, match="expected a scenario with a drafter"):
+        gamma_check(ss.Scenario(make_profile(), ss.ClosedLoop(1)), 2)
