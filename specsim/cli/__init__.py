@@ -10,6 +10,7 @@ import typer
 from specsim.cli import (
     drafting,
     fitting,
+    gating,
     importing,
     living,
     look,
@@ -35,6 +36,8 @@ app = typer.Typer(
 app.command()(run.simulate)
 app.command()(run.sweep)
 app.command()(run.pareto)
+app.command()(gating.baseline)
+app.command()(gating.compare)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)
