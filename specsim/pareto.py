@@ -191,11 +191,11 @@ def hypervolume(front: Front, base_policy: str) -> pd.DataFrame:
     """
     base = _curve(front, base_policy)
     limits = _by_seed(front, base_policy, lambda u, _: float(u.max(initial=0.0)))
-    base_area = _dominated(*base, float(base[0].max(initial=0.0)))
+    base_area = dominated(*base, float(base[0].max(initial=0.0)))
     base_areas = _areas(front, base_policy, limits)
     rows = []
     for policy in front.policies:
-        area = _dominated(*_curve(front, policy), float(base[0].max(initial=0.0)))
+        area = dominated(*_curve(front, policy), float(base[0].max(initial=0.0)))
         ratios = _areas(front, policy, limits) / base_areas
         rows.append((policy, area, area / base_area if base_area else NAN, half_width(ratios)))
     return pd.DataFrame(rows, columns=["policy", "hypervolume", "relative", "relative_ci"])
@@ -265,13 +265,14 @@ def _read(keep: Array, give: Array, floor: float, open_end: int) -> Reading:
     ``open_end`` (0 or -1) is the end at which more measured loads would add smaller ``keep``: if
     ``keep`` is still above the floor there, what was found is a lower bound only.
     """
-    best = _best(keep, give, floor)
+    best = best_where(keep, give, floor)
     if best == -np.inf:
         return Reading(NAN)
     return Reading(NAN, at_least=best) if keep[open_end] > floor else Reading(best)
 
 
-def _best(keep: Array, give: Array, floor: float) -> float:
+def best_where(keep: Array, give: Array, floor: float) -> float:
+    """Return the most of ``give`` along a polyline where ``keep`` is ``floor`` or more; −∞ if that is nowhere."""
     above = keep >= floor
     crossed = np.flatnonzero(above[:-1] != above[1:])
     k, g = keep[crossed], give[crossed]
@@ -280,7 +281,7 @@ def _best(keep: Array, give: Array, floor: float) -> float:
     return float(np.concatenate([give[above], at_floor]).max(initial=-np.inf))
 
 
-def _dominated(x: Array, y: Array, limit: float) -> float:
+def dominated(x: Array, y: Array, limit: float) -> float:
     """Return the area in [0, limit] under the height max{y of the polyline at or right of x}.
 
     The height is linear between the places where two of its parts (segments, and the levels of the
@@ -291,14 +292,14 @@ def _dominated(x: Array, y: Array, limit: float) -> float:
     lines += [(0.0, level, 0.0) for level in y.tolist()]
     meets = [(d - b + s * a - t * c) / (s - t) for i, (a, b, s) in enumerate(lines) for c, d, t in lines[:i] if s != t]
     edges = np.unique(np.clip([0.0, limit, *x.tolist(), *meets], 0.0, limit))
-    heights = [max(_best(x, y, middle), 0.0) for middle in (edges[:-1] + edges[1:]) / 2]
+    heights = [max(best_where(x, y, middle), 0.0) for middle in (edges[:-1] + edges[1:]) / 2]
     return float(np.dot(np.diff(edges), heights))
 
 
 def _areas(front: Front, policy: str, limits: pd.Series[Any]) -> pd.Series[Any]:
     runs = front.runs[front.runs["policy"] == policy]
     areas = {
-        seed: _dominated(*_curve(front, policy, rows), float(limits[seed]))
+        seed: dominated(*_curve(front, policy, rows), float(limits[seed]))
         for seed, rows in runs.groupby("seed")
         if seed in limits.index
     }

@@ -11,6 +11,7 @@ from specsim.cli import (
     auditing,
     drafting,
     fitting,
+    gating,
     importing,
     living,
     look,
@@ -39,6 +40,8 @@ app.command()(run.sweep)
 app.command()(run.pareto)
 app.command()(auditing.audit)
 app.command()(planning.plan)
+app.command()(gating.baseline)
+app.command()(gating.compare)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)

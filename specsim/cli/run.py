@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
+from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import RUN, Options, option, with_options
@@ -78,7 +79,7 @@ def simulate(
     show.console().print(show.table(title, ["", *summary["domain"]], rows, caption))
     notes = [base.profile.caveat] if base.profile.caveat else []
     _print_caveats(notes)
-    _warn_extrapolated(result.extrapolated_steps)
+    warn_extrapolated(result.extrapolated_steps)
     if out is not None:
         write_atomic(out / "requests.parquet", result.requests.to_parquet)
         if result.steps is not None:
@@ -110,11 +111,13 @@ def sweep(
     rows = [[r["policy"], *(r[c] for c in ("load", *SHOWN))] for _, r in mean.iterrows()]
     show.console().print(show.table("Means over seeds", ["policy", "load", *SHOWN.values()], rows))
     _print_caveats(caveats(frame))
-    _warn_extrapolated(int(frame["extrapolated_steps"].sum()))
+    warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
         _write_results(frame, out)
     if json is not None:
-        show.write_json_file(json, {"command": _command(), "caveats": caveats(frame), "rows": frame.to_dict("records")})
+        show.write_json_file(
+            json, {"command": command_line(), "caveats": caveats(frame), "rows": frame.to_dict("records")}
+        )
 
 
 @with_options
@@ -153,7 +156,7 @@ def pareto(
     names = [*RESULTS, "sla.csv", *(f"{name}.{format}" for name in ("pareto", "throughput", "verified_tokens"))]
     check_apart({"--json": json}, {"--results": results})  # --out may be its folder: the same is written there
     _check_outputs(out, names, json, options.files())
-    frame = _read_results(results) if results else _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
+    frame = read_results(results) if results else _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
     domains = list(dict.fromkeys(frame["domain"]))
     tables = []
     for domain in domains:
@@ -168,7 +171,7 @@ def pareto(
             f"({show.number(row['throughput'])} tok/s/GPU at {show.number(row['interactivity'])} tok/s/user)."
         )
     _print_caveats(front.caveats)
-    _warn_extrapolated(int(frame["extrapolated_steps"].sum()))
+    warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
         _write_results(frame, out)
         write_atomic(out / "sla.csv", lambda p: pd.concat(tables).to_csv(p, index=False))
@@ -182,7 +185,7 @@ def pareto(
         show.console().print("Wrote " + ", ".join(str(p) for p in written) + f" and the tables in {out}/")
     if json is not None:
         sla_rows = pd.concat(tables).to_dict("records")
-        data = {"command": _command(), "caveats": front.caveats, "sla": sla_rows}
+        data = {"command": command_line(), "caveats": front.caveats, "sla": sla_rows}
         data["crossovers"] = crossed.to_dict("records")
         show.write_json_file(json, {**data, "points": front.points.to_dict("records")})
 
@@ -224,15 +227,6 @@ def _cell(name: str, value: Any) -> str:
     return show.number(value)
 
 
-def _read_results(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(path)
-    except OSError as error:
-        raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise SpecsimError(f"{path}: expected a results.parquet: {error}") from error
-
-
 def _write_results(frame: pd.DataFrame, out: Path) -> None:
     write_atomic(out / "results.parquet", lambda p: frame.to_parquet(p, index=False))
     write_atomic(out / "results.csv", lambda p: frame.to_csv(p, index=False))
@@ -243,11 +237,13 @@ def _print_caveats(lines: list[str]) -> None:
         show.console().print(f"note: {line}")
 
 
-def _warn_extrapolated(steps: int) -> None:
+def warn_extrapolated(steps: int) -> None:
+    """Say on stderr how many steps lay outside the profile, if any."""
     if steps:
         text = f"note: {steps:,} steps were priced outside what the profile measured (extrapolated)"
         typer.echo(text, err=True)
 
 
-def _command() -> str:
+def command_line() -> str:
+    """The command line as it was typed."""
     return shlex.join(["specsim", *sys.argv[1:]])

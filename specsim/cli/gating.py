@@ -1,0 +1,170 @@
+"""baseline and compare: did this commit move the front?"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specsim import baseline as files
+from specsim import compare as comparing
+from specsim.cli import gating_report, show
+from specsim.cli.inputs import one_of, parse_numbers
+from specsim.cli.options import RUN, Options, option, with_options
+from specsim.cli.run import Jobs, command_line, warn_extrapolated
+from specsim.files import check_apart, check_output, write_text
+from specsim.sweep import sweep
+from specsim.types import SpecsimError
+from specsim.validate import parse_share
+
+FLOORS = ",".join(f"{floor:g}" for floor in files.FLOORS)
+RUNS = ("profile", "trace", "arrivals", "scenario", "scheduler")
+"""Options that a baseline tells by the files' content and the policies' labels instead of as they were typed."""
+
+
+@with_options
+def baseline(
+    options: Options,
+    out: Annotated[Path, option("--out", help="The file to write, JSON.", panel=RUN, show_default=False)],
+    sla: Annotated[
+        str, option("--sla", help="Interactivity floors that compare reads, tok/s/user.", panel=RUN)
+    ] = FLOORS,
+    seeds: Annotated[int, option("--seeds", help="Repetitions: they tell the noise.", min=2, panel=RUN)] = 8,
+    first_seed: Annotated[
+        int,
+        option("--first-seed", help="The first of the seeds; others than BASE's compare unpaired.", min=0, panel=RUN),
+    ] = 0,
+    jobs: Jobs = -1,
+) -> None:
+    """Run every scheduler at every load and seed and write one small file to compare later results with.
+
+    The same sweep as pareto's. The file holds the command, the hashes of the files read and each seed's numbers.
+
+    Example: specsim baseline --profile hw_profiles/dsv4-flash-b300-tp4.json
+    --trace traces/qwen3-4b-dspark.json -s NoSpec -s DSparkAsync --closed 4,32,128 --out baseline.json
+    """
+    floors = parse_numbers("--sla", sla)
+    check_apart({"--out": out}, options.files())
+    check_output("--out", out)
+    base, policies, workloads = options.build()
+    # What a scenario file says is in the settings.
+    read = {name: paths for name, paths in options.files().items() if name != "--scenario"}
+    inputs = [files.fingerprint(name, path) for name, paths in read.items() for path in paths]
+    with show.progress("runs simulated") as report:
+        chosen = range(first_seed, first_seed + seeds)
+        frame = sweep(base, policies, workloads, chosen, jobs=jobs, progress=report)
+    from specsim import __version__
+
+    made = files.make_baseline(
+        frame,
+        floors=floors,
+        settings=_settings(options),
+        inputs=list({(i.option, i.name, i.sha256): i for i in inputs}.values()),
+        command=command_line(),
+        version=__version__,
+    )
+    files.write_baseline(out, made)
+    for line in made.caveats:
+        show.console().print(f"note: {line}")
+    warn_extrapolated(int(frame["extrapolated_steps"].sum()))
+    loads = sorted({run.load for run in made.runs})
+    show.console().print(
+        f"Wrote {out}: {len(made.policies)} policies, loads {', '.join(f'{v:g}' for v in loads)}, "
+        f"seeds {files.spans(made.seeds)}"
+    )
+
+
+def compare(
+    base: Annotated[
+        Path,
+        typer.Argument(metavar="BASE", help="What specsim baseline wrote, or a sweep's results.parquet or its folder."),
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, of the code or the inputs to be judged.")],
+    sla: Annotated[
+        str | None, typer.Option("--sla", help="Interactivity floors, tok/s/user (default: those of BASE).")
+    ] = None,
+    interactivity: Annotated[
+        str, typer.Option("--interactivity", help="Of which user: p50, or p10, which 90 % of users have.")
+    ] = "p50",
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tolerance",
+            help="METRIC=SHARE, the loss that is nobody's concern; METRIC=off: told, no failure. Repeatable. Default: "
+            "throughput=1%, interactivity=1%, hypervolume=1%, tau=2%, verified_tokens=off.",
+        ),
+    ] = None,
+    level: Annotated[
+        str, typer.Option("--level", help="The probability that equals fail, over all numbers together.")
+    ] = "1%",
+    markdown: Annotated[
+        Path | None,
+        typer.Option("--markdown", help="Also write a summary here; appended if it is $GITHUB_STEP_SUMMARY."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML here.")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Both fronts in one picture, .png or .svg.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON here.")] = None,
+) -> None:
+    """Say whether NEW is worse than BASE, beyond tolerance and noise; exit code 1 if it is.
+
+    Compares throughput at SLA floors, interactivity at matched throughput, the area under the front, tau and verified
+    tokens of every scheduler; seed by seed where both have the same seeds.
+
+    Example: specsim compare baseline.json new.json --tolerance throughput=2% --markdown summary.md
+    """
+    outputs = {"--markdown": markdown, "--junit": junit, "--picture": picture, "--json": json}
+    check_apart(outputs, {"BASE": _table(base), "NEW": _table(new)})
+    for name, path in outputs.items():
+        check_output(name, path)
+    if picture is not None:
+        one_of("--picture", picture.suffix.lower(), (".png", ".svg"))
+    one_of("--interactivity", interactivity, ("p50", "p10"))
+    share = parse_share("--level", level)
+    if share == 0 or share >= 1:
+        raise SpecsimError(f"--level: expected a probability between 0 and 1, got {level!r}")
+    floors = parse_numbers("--sla", sla) if sla is not None else None
+    tolerances = _tolerances(tolerance or [])
+    before, after = files.read_baseline(base), files.read_baseline(new)
+    x = f"interactivity_{interactivity}"
+    found = comparing.compare(before, after, floors=floors, tolerances=tolerances, level=share, x=x)
+    caveats = list(dict.fromkeys([*before.caveats, *after.caveats]))
+    gating_report.print_comparison(found, caveats)
+    if markdown is not None:
+        gating_report.write_markdown(markdown, found, caveats, before.command)
+    if junit is not None:
+        write_text(junit, gating_report.junit(found))
+    if picture is not None:
+        from specsim import plots, plots_compare
+
+        worse = list(dict.fromkeys(c.policy for c in found.regressions))
+        figure = plots_compare.plot_compare(before, after, found.floors, worse, x=x, notes=caveats)
+        plots.save_figure(figure, picture)
+    if json is not None:
+        show.write_json_file(json, gating_report.plain(found, caveats))
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _settings(options: Options) -> dict[str, bool | int | float | str]:
+    """The options but for their files, where they are not None."""
+    values = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in RUNS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _table(path: Path) -> Path:
+    """The file that is read at ``path``."""
+    return path / files.RESULTS if path.is_dir() else path
+
+
+def _tolerances(texts: list[str]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for text in texts:
+        name, equals, share = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or name not in comparing.TOLERANCES:
+            known = ", ".join(comparing.TOLERANCES)
+            raise SpecsimError(f"--tolerance: expected METRIC=SHARE, METRIC one of {known}, got {text!r}")
+        found[name] = None if share.strip() == "off" else parse_share(f"--tolerance {name}", share)
+    return found

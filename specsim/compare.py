@@ -1,0 +1,334 @@
+"""Did the front move? Two baselines, number by number, with a test that noise alone seldom fails.
+
+Every number is read off each seed's own front (linear between adjacent loads, nothing beyond, as in
+:mod:`specsim.pareto`): throughput at floors of interactivity, interactivity at shares of BASE's greatest throughput,
+the dominated area; and τ and verified tokens, averaged over loads. Only loads that both files hold take part.
+Where even the highest load lies above a floor, its throughput is compared: neither file tells what more would sell.
+
+The test is Student's t on the means over seeds: on the differences seed by seed where both files hold (half of) the
+same seeds, Welch's where they do not. With m numbers in all, each is tested at level/m (Bonferroni), so that a
+comparison of equals fails with at most the probability ``level``, however the numbers hang together. A number is a
+regression if its loss is beyond its tolerance and beyond that noise. Numbers without any noise (NoSpec of fixed
+lengths) are compared as they are: equal to one part in 10⁹, or changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.baseline import Baseline, Runs, spans
+from specsim.pareto import CONFIDENCE, best_where, dominated
+from specsim.types import SpecsimError
+
+TOLERANCES: Mapping[str, float | None] = {
+    "throughput": 0.01, "interactivity": 0.01, "hypervolume": 0.01, "tau": 0.02, "verified_tokens": None,
+}  # fmt: skip
+"""The loss that is nobody's concern, by metric. None: told, but never a failure."""
+LEVEL = 0.01
+SHARES = (0.5, 0.8)
+"""Shares of BASE's greatest throughput at which interactivity is compared."""
+DUST = 1e-9
+"""Relative differences that are rounding, not change."""
+
+LOSS, GAIN, MOVED, SMALL, NOISE, SAME, UNREAD = "regression", "gain", "moved", "small", "noise", "same", "unread"
+
+Array = NDArray[np.float64]
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number of one policy, before and after.
+
+    ``base`` and ``new`` are means over seeds, in the metric's units; ``change`` is relative to ``base`` (-0.03: 3 %
+    less), ``half`` the half-width of its 95 % interval, ``noise`` the smallest change that noise does not explain at
+    the family's level (both relative, 0 without noise), ``p`` the probability of such a loss (of a metric of no
+    direction: such a change) without any. ``verdict``: "regression"; "gain"; "moved" (beyond noise, of a metric of no
+    direction); "small" (beyond noise, not beyond tolerance); "noise"; "same"; or "unread", with the ``reason``.
+    """
+
+    policy: str
+    metric: str
+    label: str
+    tolerance: float | None
+    base: float = NAN
+    new: float = NAN
+    change: float = NAN
+    half: float = NAN
+    noise: float = NAN
+    p: float = NAN
+    verdict: str = UNREAD
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of it. ``gone``: a line for each policy that NEW lacks; ``notes``: what else differs or was left out.
+
+    ``tests`` numbers were tested, each at ``level / tests``; ``paired``: seed by seed.
+    """
+
+    changes: list[Change]
+    gone: list[str]
+    notes: list[str]
+    level: float
+    tests: int
+    paired: bool
+    seeds: int
+    floors: list[float]
+
+    @property
+    def regressions(self) -> list[Change]:
+        """The changes that fail the comparison."""
+        return [c for c in self.changes if c.verdict == LOSS]
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a regression, or a policy is gone."""
+        return bool(self.gone or self.regressions)
+
+    @property
+    def identical(self) -> bool:
+        """Whether every number that could be read is the same and no policy is gone or unread."""
+        return not self.gone and all(c.verdict in (SAME, UNREAD) for c in self.changes)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A number's value in every seed of both sides, or none of them and the reason."""
+
+    policy: str
+    metric: str
+    label: str
+    base: Array = field(default_factory=lambda: np.empty(0))
+    new: Array = field(default_factory=lambda: np.empty(0))
+    reason: str = ""
+
+    @property
+    def is_read(self) -> bool:
+        return len(self.base) > 0 and bool(np.isfinite(self.base).all() and np.isfinite(self.new).all())
+
+
+def compare(
+    base: Baseline,
+    new: Baseline,
+    *,
+    floors: Iterable[float] | None = None,
+    tolerances: Mapping[str, float | None] | None = None,
+    level: float = LEVEL,
+    x: str = "interactivity_p50",
+) -> Comparison:
+    """Compare ``new`` with ``base``, policy by policy.
+
+    ``floors``: of interactivity, tok/s/user (None: those that BASE names); ``tolerances`` replace those of TOLERANCES,
+    by metric; ``level``: the probability that two runs of the same thing fail; ``x``: "interactivity_p50" or "_p10".
+
+    Raises SpecsimError for unknown metrics, workloads of different kinds, and fewer than two seeds on a side.
+    """
+    allowed = {**TOLERANCES, **(tolerances or {})}
+    _check(base, new, allowed, level)
+    chosen = base.floors if floors is None else list(floors)
+    paired, seeds = _seeds(base, new)
+    columns = ([base.seeds.index(s) for s in seeds[0]], [new.seeds.index(s) for s in seeds[1]])
+    gone, notes = [], _notes(base, new, paired)
+    samples: list[_Sample] = []
+    for policy in base.policies:
+        before, after = _by_load(base, policy), _by_load(new, policy)
+        common = sorted(before.keys() & after.keys())
+        if not after:
+            gone.append(f"{policy} is in BASE and not in NEW")
+        elif not common:
+            gone.append(f"{policy}: no load in NEW that BASE has ({_loads(before)} in BASE, {_loads(after)} in NEW)")
+        else:
+            for where, loads in (("BASE", before.keys() - after.keys()), ("NEW", after.keys() - before.keys())):
+                if loads:
+                    notes.append(f"{policy}: loads in {where} alone, left out: {_loads(loads)}")
+            sides = [
+                {m: np.array([runs[load].values(m)[at] for load in common]) for m in (x, "throughput", *_MEANS)}
+                for runs, at in zip((before, after), columns, strict=True)
+            ]
+            samples += _samples(policy, sides[0], sides[1], chosen, x)
+    notes += [f"{policy} is new: nothing to compare it with" for policy in new.policies if policy not in base.policies]
+    tests = sum(s.is_read for s in samples)
+    changes = [_judge(s, allowed[s.metric], level / max(tests, 1), paired) for s in samples]
+    return Comparison(changes, gone, notes, level, tests, paired, len(seeds[0]), chosen)
+
+
+_MEANS = ("tau", "verified_tokens")
+
+
+def _check(base: Baseline, new: Baseline, allowed: Mapping[str, float | None], level: float) -> None:
+    for metric, tolerance in allowed.items():
+        if metric not in TOLERANCES:
+            raise SpecsimError(f"tolerance: {metric!r} is not one of {', '.join(TOLERANCES)}")
+        if tolerance is not None and not tolerance >= 0:
+            raise SpecsimError(f"tolerance: {metric}: expected a share, 0 or more, got {tolerance}")
+    if not 0 < level < 1:
+        raise SpecsimError(f"level: expected a probability between 0 and 1, got {level}")
+    kinds = [side.kind(side.runs[0]) for side in (base, new)]
+    if kinds[0] != kinds[1]:
+        raise SpecsimError(f"workload: {kinds[0]} in BASE, {kinds[1]} in NEW, expected one kind: loads do not compare")
+
+
+def _seeds(base: Baseline, new: Baseline) -> tuple[bool, tuple[list[int], list[int]]]:
+    """Whether seeds are paired, and those of each side that take part."""
+    common = [s for s in base.seeds if s in new.seeds]
+    if len(common) >= 2 and 2 * len(common) >= min(len(base.seeds), len(new.seeds)):
+        return True, (common, common)
+    for name, side in (("BASE", base), ("NEW", new)):
+        if len(side.seeds) < 2:
+            raise SpecsimError(
+                f"seeds: {len(side.seeds)} in {name}, expected two or more: one tells nothing of the noise"
+            )
+    return False, (base.seeds, new.seeds)
+
+
+def _by_load(side: Baseline, policy: str) -> dict[float, Runs]:
+    return {run.load: run for run in side.runs if run.policy == policy}
+
+
+def _loads(loads: Iterable[float]) -> str:
+    return ", ".join(f"{load:g}" for load in sorted(loads))
+
+
+def _samples(
+    policy: str, base: Mapping[str, Array], new: Mapping[str, Array], floors: Iterable[float], x: str
+) -> list[_Sample]:
+    """All numbers of one policy; ``base`` and ``new`` hold arrays [loads, seeds] by metric."""
+    y = "throughput"
+    found = []
+    for floor in floors:
+        label = f"throughput at ≥ {floor:g} tok/s/user"
+        found.append(_reach(_Sample(policy, y, label), base, new, (x, y), floor, "its fastest point, tok/s/user"))
+    peak, limit = (float(base[metric].mean(axis=1).max()) for metric in (y, x))
+    for share in SHARES:
+        label = f"interactivity at {100 * share:g} % of BASE's greatest throughput"
+        sample = _Sample(policy, "interactivity", label)
+        found.append(_reach(sample, base, new, (y, x), share * peak, "its greatest throughput, tok/s/GPU"))
+    areas = (_each(side, x, y, lambda u, v: dominated(u, v, limit) if limit == limit else NAN) for side in (base, new))
+    found.append(_Sample(policy, "hypervolume", "hypervolume", next(areas), next(areas)))
+    for metric in _MEANS:
+        label = {"tau": "τ", "verified_tokens": "verified tokens"}[metric]
+        found.append(_Sample(policy, metric, label, base[metric].mean(axis=0), new[metric].mean(axis=0)))
+    return [s if s.is_read or s.reason else replace(s, reason="not every run has the number") for s in found]
+
+
+def _each(side: Mapping[str, Array], u: str, v: str, read: Callable[[Array, Array], float]) -> Array:
+    """``read(u, v)`` of every seed's own curve; NaN where the curve has gaps."""
+    pairs = [(side[u][:, i], side[v][:, i]) for i in range(side[u].shape[1])]
+    return np.array([read(a, b) if np.isfinite(a).all() and np.isfinite(b).all() else NAN for a, b in pairs])
+
+
+def _reach(
+    sample: _Sample, base: Mapping[str, Array], new: Mapping[str, Array], axes: tuple[str, str], floor: float, end: str
+) -> _Sample:
+    """The most of the second axis while the first is ``floor`` or more.
+
+    Where NEW does not reach the floor in every seed and BASE does, what was the most of the first axis is compared in
+    its stead (``end`` says so): how far it moved, not whether it happens to be on this side of the floor.
+    """
+    keep, give = axes
+    before, after = (_each(side, keep, give, lambda u, v: best_where(u, v, floor)) for side in (base, new))
+    if np.isnan(before).any() or np.isnan(after).any() or not math.isfinite(floor):
+        return sample
+    if np.isneginf(before).any():
+        some = "not every seed" if np.isfinite(before).any() else "no load measured"
+        gains = " (NEW does)" if np.isfinite(after).all() else ""
+        return replace(sample, reason=f"in BASE {some} has {floor:,.4g} or more{gains}")
+    if np.isfinite(after).all():
+        return replace(sample, base=before, new=after)
+    lost = f"{sample.label}: no longer reached; {end}"
+    return replace(sample, label=lost, base=base[keep].max(axis=0), new=new[keep].max(axis=0))
+
+
+def _judge(sample: _Sample, tolerance: float | None, level: float, paired: bool) -> Change:
+    """Test one number at ``level``, one-sided against a loss unless its metric has no direction."""
+    from scipy.special import stdtr, stdtrit  # Student's t without the second that scipy.stats takes to load
+
+    out = Change(sample.policy, sample.metric, sample.label, tolerance, reason=sample.reason)
+    if not sample.is_read:
+        return out
+    base, new = float(sample.base.mean()), float(sample.new.mean())
+    delta, error, freedom = _difference(sample.base, sample.new, paired)
+    scale = max(abs(base), abs(new))
+    if scale == 0:
+        return replace(out, base=base, new=new, change=0.0, half=0.0, noise=0.0, p=1.0, verdict=SAME)
+    unit = abs(base) or scale
+    both_ways = sample.metric == "verified_tokens"
+    if error <= DUST * scale:  # no noise: it changed or it did not
+        half = noise = 0.0
+        loss, gain = (float(delta >= -DUST * scale), float(delta <= DUST * scale))
+    else:
+        half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error / unit
+        noise = float(stdtrit(freedom, 1 - (level / 2 if both_ways else level))) * error / unit
+        loss, gain = float(stdtr(freedom, delta / error)), float(stdtr(freedom, -delta / error))
+    p = min(1.0, 2 * min(loss, gain)) if both_ways else loss
+    change = delta / unit
+    is_real = (p if delta < 0 or both_ways else gain) < level
+    beyond = tolerance is not None and abs(change) > tolerance
+    if abs(delta) <= DUST * scale and error <= DUST * scale:
+        verdict = SAME
+    elif not is_real:
+        verdict = NOISE
+    elif tolerance is None:
+        verdict = MOVED
+    elif not beyond:
+        verdict = SMALL
+    else:
+        verdict = LOSS if both_ways or delta < 0 else GAIN
+    return replace(out, base=base, new=new, change=change, half=half, noise=noise, p=p, verdict=verdict)
+
+
+def _difference(base: Array, new: Array, paired: bool) -> tuple[float, float, float]:
+    """New less base on average, its standard error, and the degrees of freedom of that."""
+    if paired:
+        d = new - base
+        return float(d.mean()), float(d.std(ddof=1) / math.sqrt(len(d))), float(len(d) - 1)
+    parts = [float(v.var(ddof=1)) / len(v) for v in (base, new)]
+    total = sum(parts)
+    # Welch and Satterthwaite; a side without variance adds no doubt about it.
+    doubt = sum(part**2 / (len(v) - 1) for part, v in zip(parts, (base, new), strict=True))
+    return float(new.mean() - base.mean()), math.sqrt(total), total**2 / doubt if doubt > 0 else NAN
+
+
+def _notes(base: Baseline, new: Baseline, paired: bool) -> list[str]:
+    """What differs between the two files besides their numbers."""
+    notes = []
+    if base.seeds != new.seeds:
+        how = "paired by those in both" if paired else "compared as independent samples"
+        notes.append(f"seeds {spans(base.seeds)} in BASE, {spans(new.seeds)} in NEW: {how}")
+    if base.specsim != new.specsim and base.specsim and new.specsim:
+        notes.append(f"specsim {base.specsim} in BASE, {new.specsim} in NEW")
+    if base.inputs and new.inputs:
+        before, after = _hashes(base), _hashes(new)
+        for option, name in before.keys() | after.keys():
+            pair = [side.get((option, name), []) for side in (before, after)]
+            if not all(pair):
+                notes.append(f"{option} {name}: read in {'BASE' if pair[0] else 'NEW'} alone")
+            elif pair[0] != pair[1]:
+                told = [" ".join(hashes) for hashes in pair]
+                notes.append(f"{option} {name}: its content differs (sha256 {told[0]} in BASE, {told[1]} in NEW)")
+    if base.settings and new.settings:
+        for name in base.settings.keys() | new.settings.keys():
+            was, now = (side.settings.get(name, "default") for side in (base, new))
+            if was != now:
+                notes.append(f"--{name.replace('_', '-')}: {was} in BASE, {now} in NEW")
+    labels = {run.load: run.workload for run in base.runs}
+    other = {run.load: run.workload for run in new.runs if run.load in labels}
+    for load, label in sorted(other.items()):
+        if label != labels[load]:
+            notes.append(f"load {load:g}: workload {labels[load]!r} in BASE, {label!r} in NEW")
+    return sorted(notes)
+
+
+def _hashes(side: Baseline) -> dict[tuple[str, str], list[str]]:
+    """The beginnings of the hashes of a side's inputs, by option and name (two folders may hold the same name)."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for item in side.inputs:
+        found.setdefault((item.option, item.name), []).append(item.sha256[:8])
+    return {key: sorted(hashes) for key, hashes in found.items()}
