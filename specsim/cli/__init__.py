@@ -16,6 +16,7 @@ from specsim.cli import (
     measuring,
     profile_show,
     profiling,
+    reporting,
     roofline,
     run,
     serving,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(run.simulate)
 app.command()(run.sweep)
 app.command()(run.pareto)
+app.command()(reporting.report)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)

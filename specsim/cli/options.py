@@ -216,9 +216,14 @@ def _default_mix(drafter: Drafter | None, policies: list[Policy]) -> dict[str, f
 
 
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb whose first parameter is an Options all its flags, ahead of the verb's own."""
+    """Give a verb whose first parameter is an Options all its flags, ahead of the verb's own.
+
+    A verb with a parameter ``context`` is told what was typed.
+    """
     hints = get_type_hints(Options, include_extras=True)
     own = list(inspect.signature(verb, eval_str=True).parameters.values())[1:]
+    is_told = any(p.name == "context" for p in own)
+    own = [p for p in own if p.name != "context"]
     shared = [
         inspect.Parameter(
             f.name,
@@ -236,7 +241,8 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
             if name not in typed:
                 given[name] = None  # a load typed here replaces the scenario file's, of whatever kind
         options = Options(**{k: v for k, v in given.items() if k in names})
-        verb(options, **{k: v for k, v in given.items() if k not in names})
+        rest = {k: v for k, v in given.items() if k not in names}
+        verb(options, **rest, **({"context": context} if is_told else {}))
 
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = [context, *shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
