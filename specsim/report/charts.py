@@ -7,6 +7,7 @@ have no legends of their own. Names that users chose are data here, never expres
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,12 +154,17 @@ def latency_chart(front: Front, name: str) -> Spec:
             if np.isfinite(value):
                 rows.append({"policy": r["policy"], "load": r["load"], "q": q, "value": value, **_span(value, half)})
     values = [row["value"] for row in rows]
-    # Queues make a few loads wait a hundred times as long as the others: only logarithms show both.
+    # Queues make a few loads wait a hundred times as long as the others: only logarithms show both. The axis is that
+    # of all percentiles, so that going from one to another moves the curves alone.
     wide = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
-    y = _axis("y", "", kind="log" if wide else "linear")
+    y = _axis("y", "", domain=[0, ROOM * max(values, default=1.0)])
+    if wide:
+        ticks = _decades(min(values), max(values))
+        y = _axis("y", "", kind="log", domain=[ticks[0], ticks[-1]])
+        y["axis"] = {**y["axis"], "values": ticks, "format": ",~g"}
     chart = _lines(front, y, [(title, "value", ",.4~g")])
     if wide:  # a log axis has no place for 0
-        chart["transform"] = [{"calculate": "max(datum.low, datum.value / 10)", "as": "low"}]
+        chart["transform"] = [{"calculate": f"max(datum.low, {ticks[0]})", "as": "low"}]
     return _spec(
         f"{title} in {unit} against load, a line a scheduler. The table below has the same numbers.",
         260,
@@ -191,7 +197,7 @@ def acceptance_chart(table: pd.DataFrame) -> Spec:
         {
             "data": {"values": rows},
             **_lines(domains, y, [("Accepted", "value", ".3f")], x, "Domain", "Position"),
-            "title": "Acceptance of a position, given those before it",
+            "title": "Conditional acceptance",
         },
     )
 
@@ -219,10 +225,7 @@ def reliability_chart(tables: Sequence[tuple[str, pd.DataFrame]]) -> Spec:
                    "scale": {"domain": names, "range": ["circle", "square"][: len(names)]}}  # fmt: skip
     colour: Spec = {"field": "policy", "type": "nominal", "scale": scale, "legend": None}
     axis: Spec = {"values": [0, 0.5, 1], "format": "~g"}
-    where: Spec = {
-        "x": {**_axis("x", "predicted", domain=[0, 1]), "axis": axis},
-        "y": {**_axis("y", "observed", domain=[0, 1]), "axis": axis},
-    }
+    where: Spec = {channel: {**_axis(channel, "", domain=[0, 1]), "axis": axis} for channel in ("x", "y")}
     tips = [
         {"field": "policy", "title": "Confidences"}, {"field": "panel", "title": "Survival of"},
         {"field": "x", "title": "Predicted", "format": ".3f"}, {"field": "y", "title": "Observed", "format": ".3f"},
@@ -251,6 +254,8 @@ def reliability_chart(tables: Sequence[tuple[str, pd.DataFrame]]) -> Spec:
         "config": CONFIG, "background": "transparent", "data": {"values": rows},
         "facet": {"field": "panel", "type": "nominal", "title": None, "sort": panels,
                   "header": {"labelAnchor": "start"}},
+        # Axes of their own: shared ones would stand under the empty places of the last row.
+        "resolve": {"axis": {"x": "independent", "y": "independent"}},
         "columns": 4, "spacing": 14, "spec": {"width": 130, "height": 130, "layer": layer},
     }  # fmt: skip
 
@@ -312,6 +317,16 @@ def _axis(channel: str, title: str, kind: str = "linear", domain: list[float] | 
     scale |= {"domain": domain} if domain else {}
     axis: Spec = {"tickCount": FEWER_TICKS if channel == "x" else 6, "grid": channel == "y"}
     return {"field": channel, "type": "quantitative", "scale": scale, "title": title or None, "axis": axis}
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten from below ``low`` to above ``high``, or the powers alone where these are many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{m}e{k}") for k in powers for m in (1, 2, 5)]
+    start = max(i for i, tick in enumerate(ticks) if tick <= low)
+    stop = min(i for i, tick in enumerate(ticks) if tick >= high)
+    kept = ticks[start : stop + 1]
+    return kept if len(kept) <= 8 else [float(f"1e{k}") for k in powers]
 
 
 def _series(names: Sequence[str]) -> tuple[Spec, Spec, Spec]:

@@ -23,20 +23,22 @@ def drafter_section(i: int, drafter: Drafter, calibrated: bool, specs: dict[str,
     table = table[table["position"] <= drafter.gamma]
     if table["domain"].nunique() == 2:  # one domain is all there is
         table = table[table["domain"] != TOTAL]
-    table = table.assign(domain=table["domain"].replace(ANY, "any domain"))
-    specs[f"acceptance-{i}"] = charts.acceptance_chart(table)
-    figures = html.key(str(d) for d in table["domain"].unique()) + html.chart(f"acceptance-{i}")
+    table = table.assign(domain=table["domain"].replace({ANY: "any domain", TOTAL: "all domains"}))
     rows = [
         [r["domain"], r["position"], f"{r['reached']:,}", _interval(r, "conditional"), html.number(r["survival"])]
         for r in table.to_dict("records")
     ]
     numbers = html.table(
-        "Acceptance by position, with 95 % intervals",
-        ["Domain", "Position", "blocks that reached it", "accepted of those", "accepted of all blocks"],
+        "Acceptance of blocks by position, with 95 % intervals: of those that reached it, and of all",
+        ["Domain", "Position", "reached it", "accepted", "of all"],
         rows,
         names=2,
     )
-    parts = [f"<div>{figures}{html.details('Acceptance as a table', numbers)}</div>"]
+    if drafter.gamma > 1:
+        specs[f"acceptance-{i}"] = charts.acceptance_chart(table)
+        figures = html.key(str(d) for d in table["domain"].unique()) + html.chart(f"acceptance-{i}")
+        numbers = figures + html.details("Acceptance as a table", numbers)
+    parts = [f"<div>{numbers}</div>"]  # one position makes no curve
     reliability = _reliability(i, trace, drafter.gamma, calibrated, specs)
     if reliability:
         parts.append(f"<div>{reliability}</div>")
@@ -80,7 +82,8 @@ def _reliability(i: int, trace: Trace, gamma: int, calibrated: bool, specs: dict
         names=2,
     )
     caption = (
-        "Observed against predicted survival of a block's first tokens; on the diagonal confidences are right. "
+        "Observed (up) against predicted (across) survival of a block's first tokens: on the diagonal confidences are "
+        "right. "
         "A marker's area is its share of the blocks."
     )
     return (

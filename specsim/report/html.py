@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from html import escape
@@ -36,6 +37,16 @@ OUTLINES = {
 def text(value: object) -> str:
     """``value`` as text within HTML; bytes of a path that are no UTF-8 become question marks."""
     return escape(str(value).encode("utf-8", "replace").decode(), quote=True)
+
+
+def cell(value: object) -> str:
+    """``text`` whose signs stay with their numbers where a cell is narrow."""
+    return re.sub("([≥≤±]) ", "\\1\u00a0", text(value))
+
+
+def name(label: str) -> str:
+    """A scheduler's label, which may break where its parts meet."""
+    return re.sub(r"([(@])", r"<wbr>\1", text(label))
 
 
 def script_json(data: Any) -> str:
@@ -109,7 +120,7 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]], 
     top = "".join(f'<th scope="col">{text(head)}</th>' for head in heads)
     body = "".join(
         "<tr>"
-        + "".join(f'<th scope="row">{text(c)}</th>' if i < names else f"<td>{text(c)}</td>" for i, c in enumerate(row))
+        + "".join(f'<th scope="row">{text(c)}</th>' if i < names else f"<td>{cell(c)}</td>" for i, c in enumerate(row))
         + "</tr>\n"
         for row in rows
     )

@@ -38,7 +38,7 @@ def read_off(
         '<p class="verdict" id="verdict" role="status" aria-live="polite"></p>'
     )
     rows = "".join(
-        f'<tr id="sold-{i}"><th scope="row"><span class="name">{html.swatch(i)}<span>{html.text(policy)}</span></span>'
+        f'<tr id="sold-{i}"><th scope="row"><span class="name">{html.swatch(i)}<span>{html.name(policy)}</span></span>'
         '<span class="tag"></span></th>' + "<td>–</td>" * 4 + "</tr>\n"
         for i, policy in enumerate(front.policies)
     )
@@ -72,7 +72,7 @@ def read_off(
     )
     body = (
         f'{controls}\n<div class="split"><div>{figure}{html.details("The points as a table", numbers)}</div>'
-        f"<div>{sold}<p></p><p>{html.text(help_text)}</p></div></div>\n"
+        f'<div>{sold}<p class="hint">{html.text(help_text)}</p></div></div>\n'
         f"<h3>At the floors asked for</h3>{_sla(tables, floors)}{_crossovers(front)}"
     )
     return html.section("read-off", "What each scheduler sells", body)
@@ -105,7 +105,7 @@ def _crossovers(front: Front) -> str:
             f"overtakes {change['before']} in throughput.{doubt}"
         )  # fmt: skip
     return (
-        "<h3>Where another scheduler takes the lead</h3><ul>"
+        '<h3>Where another scheduler takes the lead</h3><ul class="said">'
         + "".join(f"<li>{html.text(i)}</li>" for i in items)
         + "</ul>"
     )

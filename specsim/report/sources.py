@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ def _profile(profile: Profile, path: Path | None) -> Source:
     draft = f"{profile.draft.type} drafting, its own cost curve" if profile.draft else "none told: drafting is free"
     host, sync = 1e3 * profile.host_seconds, 1e3 * profile.sync_seconds
     rows = [
-        ("File", _text(path)),
+        ("File", _path(path)),
         ("Evidence", f"{profile.kind}: {KINDS[profile.kind]}"),
         ("Model", profile.model),
         ("Hardware", f"{profile.gpus} × {profile.device} a replica, tensor parallel {profile.tp}"),
@@ -96,7 +97,7 @@ def _drafter(drafter: Drafter, labels: list[str], path: Path | None, calibrated:
     trace = drafter.acceptance
     meta: Any = trace if isinstance(trace, Synthetic) else trace.meta
     rows = [
-        ("File", _text(path)),
+        ("File", _path(path)),
         ("Used by", ", ".join(labels)),
         ("Drafter and target", f"{meta.drafter}, drafting for {meta.target}"),
         ("Block length", f"γ = {drafter.gamma}, of {trace.gamma} in the trace"),
@@ -140,7 +141,7 @@ def _workload(
     workloads: Sequence[Workload], scenario: Scenario, path: Path | None, arrivals: WorkloadFile | None
 ) -> Source:
     one = workloads[0]
-    rows = [("File", _text(path)), ("Loads", ", ".join(w.label for w in workloads))]
+    rows = [("File", _path(path)), ("Loads", ", ".join(w.label for w in workloads))]
     if isinstance(one, Arrivals):
         rows.append(("Requests", f"{len(one.table):,}, lengths as recorded"))
     else:
@@ -191,7 +192,7 @@ def _schedulers(policies: Sequence[Policy]) -> Source:
 def _summary(scheduler: Any) -> str:
     """The first sentence of what a scheduler says of itself."""
     text = getattr(scheduler, "__doc__", None) or getattr(type(scheduler), "__doc__", None) or "–"
-    return " ".join(text.strip().split("\n\n")[0].split())
+    return " ".join(text.strip().split("\n\n")[0].replace("``", "").split())
 
 
 def _provenance(of: Any) -> list[tuple[str, str]]:
@@ -216,6 +217,10 @@ def _domain(name: str) -> str:
 def _told(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Rows that say something."""
     return [(term, text) for term, text in rows if text]
+
+
+def _path(path: Path | None) -> str:
+    return "" if path is None else os.path.normpath(path)
 
 
 def _text(value: object) -> str:

@@ -23,9 +23,9 @@
   function fitted(spec, box) {
     if (!spec.facet) return spec;
     const panels = spec.facet.sort.length;
-    const room = box.clientWidth - 56;
-    const columns = Math.max(1, Math.min(panels, Math.floor(room / 150)));
-    const size = Math.min(190, Math.floor(room / columns) - spec.spacing);
+    const axis = 34; // what the numbers beside a panel take
+    const columns = Math.max(1, Math.min(panels, Math.floor(box.clientWidth / 150)));
+    const size = Math.min(190, Math.floor(box.clientWidth / columns) - spec.spacing - axis);
     return { ...spec, columns, spec: { ...spec.spec, width: size, height: size } };
   }
 
@@ -56,6 +56,9 @@
     const around = Number.isFinite(row.gainCi) ? ` ± ${(100 * row.gainCi).toFixed(1)}` : "";
     return signed(row.gain) + around;
   }
+
+  // Signs stay with their numbers where a cell is narrow.
+  const joined = (text) => text.replace(/([≥≤±]) /g, "$1\u00a0");
 
   // Users and GPUs from a reading; a lower bound of the throughput bounds them too.
   function bounded(row, value, sign) {
@@ -97,10 +100,11 @@
       const close = first !== null && first.tied.includes(row);
       rows.get(row.policy).classList.toggle("best", leads);
       cells[0].querySelector(".tag").textContent = leads ? "most" : close ? "within noise" : "";
-      cells[1].textContent = readings.text(row);
-      cells[2].textContent = gain(row);
-      cells[3].textContent = bounded(row, row.users, "≥");
-      cells[4].textContent = bounded(row, readings.gpusFor(front, row.users, Number(demand.value)), "≤");
+      cells[1].textContent = joined(readings.text(row));
+      cells[2].textContent = joined(gain(row));
+      cells[3].textContent = joined(bounded(row, row.users, "≥"));
+      const gpus = readings.gpusFor(front, row.users, Number(demand.value));
+      cells[4].textContent = joined(bounded(row, gpus, "≤"));
     }
     element("floor-value").textContent = `${floor} tok/s per user`;
     slider.setAttribute("aria-valuetext", `${floor} tokens per second and user`);

@@ -40,7 +40,8 @@ const readings = (() => {
     if (n < 2 || values.some((v) => !Number.isFinite(v))) return NaN;
     const mean = values.reduce((a, b) => a + b, 0) / n;
     const squares = values.reduce((a, b) => a + (b - mean) ** 2, 0);
-    return factors[n] * Math.sqrt(squares / (n - 1));
+    const spread = Math.sqrt(squares / (n - 1));
+    return spread <= 1e-12 * Math.abs(mean) ? 0 : factors[n] * spread; // differing by rounding alone is being equal
   }
 
   const exact = (curve, floor) => {
