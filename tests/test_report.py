@@ -114,6 +114,8 @@ def test_every_fragment_is_there(page):
     assert len(ids) == len(set(ids))
     wanted = [a["href"][1:] for a in page.all("a")] + [a["for"] for a in page.all("label") if "for" in a]
     assert set(wanted) <= set(ids)
+    regions = [c["aria-label"] for c in page.all("div") if c.get("role") == "region"]
+    assert len(regions) == len(set(regions))
     assert {c["data-chart"] for c in page.all("div") if "data-chart" in c} == set(page.data["charts"])
 
 

@@ -79,7 +79,7 @@ def make_report(
         "template.html",
         policy=POLICY.format(" ".join(html.hash_of(script) for script in scripts.values())),
         version=html.text((versions or {}).get("specsim", "")),
-        title=html.text(f"{profile.model} on {profile.gpus} × {profile.device}"),
+        title=html.text(f"{profile.model} on {profile.gpus}\u00a0×\u00a0{profile.device}"),
         lead=html.text(_lead(front)),
         style=html.page_file("page.css"),
         caveats=_caveats(front, frame, notes),

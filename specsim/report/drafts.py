@@ -19,6 +19,7 @@ from specsim.trace_stats import acceptance_table, calibration_table, sample
 def drafter_section(i: int, drafter: Drafter, calibrated: bool, specs: dict[str, charts.Spec]) -> str:
     made = isinstance(drafter.acceptance, Synthetic)
     trace = sample(drafter.acceptance) if isinstance(drafter.acceptance, Synthetic) else drafter.acceptance
+    name = drafter.name or trace.meta.drafter
     table = acceptance_table(trace)
     table = table[table["position"] <= drafter.gamma]
     if table["domain"].nunique() == 2:  # one domain is all there is
@@ -29,7 +30,7 @@ def drafter_section(i: int, drafter: Drafter, calibrated: bool, specs: dict[str,
         for r in table.to_dict("records")
     ]
     numbers = html.table(
-        "Acceptance of blocks by position, with 95 % intervals: of those that reached it, and of all",
+        f"{name}: acceptance of blocks by position, with 95 % intervals, of those that reached it and of all",
         ["Domain", "Position", "reached it", "accepted", "of all"],
         rows,
         names=2,
@@ -39,17 +40,17 @@ def drafter_section(i: int, drafter: Drafter, calibrated: bool, specs: dict[str,
         figures = html.key(str(d) for d in table["domain"].unique()) + html.chart(f"acceptance-{i}")
         numbers = figures + html.details("Acceptance as a table", numbers)
     parts = [f"<div>{numbers}</div>"]  # one position makes no curve
-    reliability = _reliability(i, trace, drafter.gamma, calibrated, specs)
+    reliability = _reliability(i, name, trace, drafter.gamma, calibrated, specs)
     if reliability:
         parts.append(f"<div>{reliability}</div>")
     note = "Blocks drawn from the trace's parameters: the draw decides the last digits. " if made else ""
     if not reliability:
         note += "The trace has no confidences, so there is no reliability to show."
-    heading = f"<h3>{html.text(drafter.name or trace.meta.drafter)}</h3>"
+    heading = f"<h3>{html.text(name)}</h3>"
     return heading + (f"<p>{html.text(note)}</p>" if note else "") + f'<div class="grid">{"".join(parts)}</div>'
 
 
-def _reliability(i: int, trace: Trace, gamma: int, calibrated: bool, specs: dict[str, charts.Spec]) -> str:
+def _reliability(i: int, name: str, trace: Trace, gamma: int, calibrated: bool, specs: dict[str, charts.Spec]) -> str:
     """The reliability diagram and its errors by position, of the confidences that schedulers see; "" without any."""
     seen, raw = trace.confidences(calibrated), trace.confidences(calibrated=False)
     if seen is None or raw is None:
@@ -76,15 +77,23 @@ def _reliability(i: int, trace: Trace, gamma: int, calibrated: bool, specs: dict
         for r in report[report["position"] <= gamma].to_dict("records")
     ]  # fmt: skip
     numbers = html.table(
-        "Survival by position: predicted and observed, expected calibration error and area under the ROC curve",
+        f"{name}: survival by position, predicted and observed, calibration error and area under the ROC curve",
         ["Domain", "Position", "blocks", "predicted", "observed", "ECE", "AUC"],
         rows,
         names=2,
     )
+    for label, bins in tables:
+        numbers += html.table(
+            f"{name}: the diagram's markers, {label}",
+            ["First tokens", "blocks", "predicted", "observed"],
+            [
+                [r["position"], f"{r['count']:,}", html.number(r["predicted"]), html.number(r["observed"])]
+                for r in bins.to_dict("records")
+            ],
+        )
     caption = (
         "Observed (up) against predicted (across) survival of a block's first tokens: on the diagonal confidences are "
-        "right. "
-        "A marker's area is its share of the blocks."
+        "right. A marker's area is its share of the blocks."
     )
     return (
         f'<ul class="key">{items}</ul>'

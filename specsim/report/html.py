@@ -46,7 +46,7 @@ def cell(value: object) -> str:
 
 def name(label: str) -> str:
     """A scheduler's label, which may break where its parts meet."""
-    return re.sub(r"([(@])", r"<wbr>\1", text(label))
+    return re.sub(r"(\((?!\))|@)", r"<wbr>\1", text(label))
 
 
 def script_json(data: Any) -> str:
