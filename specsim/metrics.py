@@ -77,7 +77,7 @@ def _row(
         **dict(_spread(table, "interactivity", ("p10", "p50"))),
         **dict(_spread(table, "ttft", ("p50", "p90", "p99"))),
         **dict(_spread(table, "tpot", ("p50", "p90", "p99"))),
-        **dict(_spread(table, "e2e", ("p50", "p99"))),
+        **dict(_spread(table, "e2e", ("p50", "p90", "p99"))),
         "itl_mean": table["itl"].mean(),
         "queue_mean": table["queue"].mean(),
         "tau": (accepted + cycles) / cycles if cycles else np.nan,

@@ -23,6 +23,7 @@ from specsim.types import SpecsimError
 
 KEYS = ("policy", "workload", "load", "seed", "domain")
 CONFIDENCE = 0.95
+ROUNDING = 1e-12
 
 Array = NDArray[np.float64]
 NAN = float("nan")
@@ -347,9 +348,17 @@ def _t_factor(count: NDArray[np.int64]) -> Array:
 
 
 def half_width(values: Iterable[float]) -> float:
-    """Return the half-width of the interval of the mean of ``values``, NaN if any is or there is one."""
+    """Return the half-width of the interval of the mean of ``values``, NaN if any is or there is one.
+
+    Values that differ by rounding alone (1e-12 of their mean) count as equal.
+    """
     v = np.fromiter(values, dtype=np.float64)
-    return float(_t_factor(np.array(len(v))) * np.std(v, ddof=1)) if len(v) > 1 else NAN
+    if len(v) < 2:
+        return NAN
+    spread = np.std(v, ddof=1)
+    if spread <= ROUNDING * abs(v.mean()):
+        return 0.0
+    return float(_t_factor(np.array(len(v))) * spread)
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.pareto import (
+    Reading,
     crossovers,
+    half_width,
     hypervolume,
     interactivity_at,
     pareto,
@@ -53,6 +55,12 @@ def test_points_are_means_with_student_intervals():
     assert front.points["goodput"].isna().all()
     assert front.points["goodput_ci"].isna().all()
     assert len(front.runs) == 9
+
+
+def test_values_that_differ_by_rounding_alone_have_no_width():
+    assert half_width([0.1 + 0.2, 0.3, 0.3]) == 0
+    assert str(Reading(0.3, half_width([0.1 + 0.2, 0.3, 0.3]))) == "0.3 ± 0"
+    assert half_width([1.0, 1.0 + 1e-9]) > 0
 
 
 def test_one_seed_has_no_interval():

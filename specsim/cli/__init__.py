@@ -19,6 +19,7 @@ from specsim.cli import (
     planning,
     profile_show,
     profiling,
+    reporting,
     roofline,
     run,
     serving,
@@ -42,6 +43,7 @@ app.command()(auditing.audit)
 app.command()(planning.plan)
 app.command()(gating.baseline)
 app.command()(gating.compare)
+app.command()(reporting.report)
 app.command()(traces.calibrate)
 app.command()(drafting.record)
 app.command("train-drafter")(drafting.train_drafter)

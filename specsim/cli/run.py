@@ -14,6 +14,7 @@ from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import RUN, Options, option, with_options
+from specsim.engine import Policy, Scenario
 from specsim.engine import simulate as simulate_once
 from specsim.files import check_apart, check_folder, check_output, write_atomic
 from specsim.metrics import summarize
@@ -21,6 +22,7 @@ from specsim.pareto import Front, caveats, crossovers, sla_table
 from specsim.pareto import pareto as make_front
 from specsim.sweep import sweep as run_sweep
 from specsim.types import SLO, SpecsimError
+from specsim.workload import Workload
 
 Out = Annotated[Path | None, option("--out", help="Folder for result files.", panel=RUN)]
 Json = Annotated[Path | None, option("--json", help="Also write the results as JSON here.", panel=RUN)]
@@ -65,7 +67,7 @@ def simulate(
     --trace traces/qwen3-4b-dspark.json -s 'DSparkAsync(staleness=2)' --closed 64
     """
     _check_outputs(out, ["requests.parquet", *["steps.parquet"] * steps], json, options.files())
-    slo = _slo(slo_ttft, slo_interactivity)
+    slo = slo_of(slo_ttft, slo_interactivity)
     base, policies, workloads = options.build()
     if len(policies) > 1 or len(workloads) > 1:
         raise SpecsimError("simulate: expected one scheduler and one load; sweep and pareto take several")
@@ -78,7 +80,7 @@ def simulate(
     caption = f"{result.num_steps:,} steps; latencies in ms; throughput per GPU"
     show.console().print(show.table(title, ["", *summary["domain"]], rows, caption))
     notes = [base.profile.caveat] if base.profile.caveat else []
-    _print_caveats(notes)
+    print_caveats(notes)
     warn_extrapolated(result.extrapolated_steps)
     if out is not None:
         write_atomic(out / "requests.parquet", result.requests.to_parquet)
@@ -105,12 +107,12 @@ def sweep(
     --trace traces/qwen3-4b-dspark.json -s NoSpec -s DSparkGreedy --closed 1,8,64 --out out/sweep
     """
     _check_outputs(out, RESULTS, json, options.files())
-    frame = _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
+    frame = _sweep(options, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     overall = frame[frame["domain"] == "all"]
     mean = overall.groupby(["policy", "load"], sort=False)[list(SHOWN)].mean().reset_index()
     rows = [[r["policy"], *(r[c] for c in ("load", *SHOWN))] for _, r in mean.iterrows()]
     show.console().print(show.table("Means over seeds", ["policy", "load", *SHOWN.values()], rows))
-    _print_caveats(caveats(frame))
+    print_caveats(caveats(frame))
     warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
         _write_results(frame, out)
@@ -156,7 +158,7 @@ def pareto(
     names = [*RESULTS, "sla.csv", *(f"{name}.{format}" for name in ("pareto", "throughput", "verified_tokens"))]
     check_apart({"--json": json}, {"--results": results})  # --out may be its folder: the same is written there
     _check_outputs(out, names, json, options.files())
-    frame = read_results(results) if results else _sweep(options, seeds, jobs, _slo(slo_ttft, slo_interactivity))
+    frame = read_results(results) if results else _sweep(options, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     domains = list(dict.fromkeys(frame["domain"]))
     tables = []
     for domain in domains:
@@ -170,7 +172,7 @@ def pareto(
             f"At load {show.number(row['load'])}, {row['after']} overtakes {row['before']} in throughput "
             f"({show.number(row['throughput'])} tok/s/GPU at {show.number(row['interactivity'])} tok/s/user)."
         )
-    _print_caveats(front.caveats)
+    print_caveats(front.caveats)
     warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
         _write_results(frame, out)
@@ -199,12 +201,18 @@ def _check_outputs(out: Path | None, names: list[str], json: Path | None, inputs
 
 
 def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:
-    base, policies, workloads = options.build()
+    return run_all(*options.build(), seeds, jobs, slo)
+
+
+def run_all(
+    base: Scenario, policies: list[Policy], workloads: list[Workload], seeds: int, jobs: int, slo: SLO | None
+) -> pd.DataFrame:
+    """The sweep's table, its progress on stderr."""
     with show.progress("runs simulated") as report:
         return run_sweep(base, policies, workloads, range(seeds), slo=slo, jobs=jobs, progress=report)
 
 
-def _slo(ttft: float | None, interactivity: float | None) -> SLO | None:
+def slo_of(ttft: float | None, interactivity: float | None) -> SLO | None:
     return None if ttft is None and interactivity is None else SLO(interactivity=interactivity, ttft=ttft)
 
 
@@ -232,7 +240,7 @@ def _write_results(frame: pd.DataFrame, out: Path) -> None:
     write_atomic(out / "results.csv", lambda p: frame.to_csv(p, index=False))
 
 
-def _print_caveats(lines: list[str]) -> None:
+def print_caveats(lines: list[str]) -> None:
     for line in lines:
         show.console().print(f"note: {line}")
 

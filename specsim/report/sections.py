@@ -1,0 +1,185 @@
+"""The page's sections on the sweep: what is read off, what happens under load, where all of it is from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from specsim.blocktrace import TOTAL
+from specsim.pareto import Front, crossovers
+from specsim.report import charts, html
+from specsim.report.sources import Source
+
+
+def read_off(
+    front: Front,
+    tables: Mapping[str, pd.DataFrame],
+    floors: list[float],
+    slider: Mapping[str, float],
+    users: int,
+    base: str,
+) -> str:
+    chips = "".join(
+        f'<button type="button" data-floor="{f:g}" aria-pressed="false" aria-label="{f:g} tokens per second and user">'
+        f"{f:g}</button>"
+        for f in floors
+    )  # fmt: skip
+    controls = (
+        '<div class="controls"><div><label for="floor">Interactivity floor<output id="floor-value" for="floor">'
+        f"{slider['value']:g} tok/s per user</output></label>"
+        f'<input type="range" id="floor" min="0" max="{slider["max"]:g}" step="{slider["step"]:g}" '
+        f'value="{slider["value"]:g}" aria-describedby="floor-help">'
+        f'<div class="chips"><span id="floor-help">The median user gets at least this.</span>{chips}</div></div>'
+        '<div><label for="demand">Users to serve</label>'
+        f'<input type="number" id="demand" min="1" step="1" value="{users}" inputmode="numeric"></div></div>'
+        '<p class="verdict" id="verdict" role="status" aria-live="polite"></p>'
+    )
+    rows = "".join(
+        f'<tr id="sold-{i}"><th scope="row"><span class="name">{html.swatch(i)}<span>{html.name(policy)}</span></span>'
+        '<span class="tag"></span></th>' + "<td>–</td>" * 4 + "</tr>\n"
+        for i, policy in enumerate(front.policies)
+    )
+    heads = ("Scheduler", "tok/s per GPU", f"against {base}", "users per GPU", "GPUs needed")
+    top = "".join(f'<th scope="col">{html.text(head)}</th>' for head in heads)
+    sold = (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Read off at the floor"><table class="sold"><thead>'
+        f"<tr>{top}</tr></thead>\n"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+    in_flight = "" if front.workload == "closed" else " Users are requests in flight, by Little's law."
+    help_text = (
+        "Read off along the lines, straight between neighbouring loads and nothing beyond: ≥ and ≤ mean that the "
+        "highest load measured is still faster than the floor, – that none is as fast. GPUs are whole replicas."
+        + in_flight
+    )
+    points = front.points.to_dict("records")
+    numbers = html.table(
+        "The fronts' points, means and half-widths of 95 % intervals",
+        ["Scheduler", _load_name(front), "tok/s per GPU", "tok/s per user, median", "of the slowest tenth",
+         "users per GPU", "τ"],
+        [
+            [p["policy"], f"{p['load']:g}", *(html.number(p.get(c), p.get(f"{c}_ci")) for c in
+             (front.y, front.x, "interactivity_p10", "users", "tau"))]
+            for p in points
+        ],
+        names=2,
+    )  # fmt: skip
+    figure = html.chart(
+        "front", "Numbers on the lines are loads. The dashed line is the floor, rings are what is read off there."
+    )
+    body = (
+        f'{controls}\n<div class="split"><div>{figure}{html.details("The points as a table", numbers)}</div>'
+        f'<div>{sold}<p class="hint">{html.text(help_text)}</p></div></div>\n'
+        f"<h3>At the floors asked for</h3>{_sla(tables, floors)}{_crossovers(front)}"
+    )
+    return html.section("read-off", "What each scheduler sells", body)
+
+
+def _sla(tables: Mapping[str, pd.DataFrame], floors: list[float]) -> str:
+    """The table that ``specsim pareto --sla`` prints, of all domains; those of each domain when asked for."""
+
+    def one(domain: str, table: pd.DataFrame) -> str:
+        rows = [[policy, *part["text"]] for policy, part in table.groupby("policy", sort=False)]
+        what = "all domains" if domain == TOTAL else f"domain {domain}"
+        caption = f"tok/s per GPU at a floor of tok/s per user, {what}"
+        return html.table(caption, ["Scheduler", *(f"≥ {f:g}" for f in floors)], rows)
+
+    whole = one(TOTAL, tables[TOTAL])
+    parts = "".join(one(domain, table) for domain, table in tables.items() if domain != TOTAL)
+    return whole + (html.details("By domain: its share of the mixed runs", parts) if parts else "")
+
+
+def _crossovers(front: Front) -> str:
+    changes = crossovers(front)
+    if changes.empty:
+        return ""
+    items = []
+    for change in changes.to_dict("records"):
+        sure = np.isfinite(change["load_ci"])
+        doubt = "" if sure or front.points["seeds"].max() < 2 else " Not every seed shows it: it may be noise."
+        items.append(
+            f"At {html.number(change['load'], change['load_ci'])} {_load_name(front).lower()}, {change['after']} "
+            f"overtakes {change['before']} in throughput.{doubt}"
+        )  # fmt: skip
+    return (
+        '<h3>Where another scheduler takes the lead</h3><ul class="said">'
+        + "".join(f"<li>{html.text(i)}</li>" for i in items)
+        + "</ul>"
+    )
+
+
+def load_section(front: Front, specs: dict[str, charts.Spec]) -> str:
+    metrics = [m for m in ("throughput", "verified_tokens") if front.points[m].notna().any()]
+    for metric in metrics:
+        specs[metric] = charts.load_chart(front, metric)
+    columns = {
+        "throughput": "tok/s per GPU", "verified_tokens": "verified tokens a cycle", "tau": "τ",
+        "acceptance_rate": "accepted of verified drafts", "waste": "rejected",
+    }  # fmt: skip
+    rows = [
+        [p["policy"], f"{p['load']:g}", *(html.number(p[c], p[f"{c}_ci"]) for c in columns)]
+        for p in front.points.to_dict("records")
+    ]
+    numbers = html.table("By load", ["Scheduler", _load_name(front), *columns.values()], rows, names=2)
+    figures = "".join(html.chart(metric) for metric in metrics)
+    intro = (
+        "τ is tokens produced per request and cycle; verified tokens count the bonus token and the drafts that the "
+        "target checked, accepted or not."
+    )
+    body = f'<p>{intro}</p>{html.key(front.policies)}<div class="grid">{figures}</div>'
+    return html.section("load", "Against load", body + html.details("The numbers as a table", numbers))
+
+
+def latency_section(front: Front, specs: dict[str, charts.Spec]) -> str:
+    radios = "".join(
+        f'<label><input type="radio" name="quantile" value="{q}"{" checked" if q == "p50" else ""}>{name}</label>'
+        for q, name in zip(charts.QUANTILES, ("median", "90th percentile", "99th percentile"), strict=True)
+    )
+    heads, columns = [], []
+    for name, (title, factor, unit) in charts.LATENCIES.items():
+        specs[name] = charts.latency_chart(front, name)
+        for q in charts.QUANTILES:
+            heads.append(f"{title if q == 'p50' else ''} {q}, {unit}".strip())
+            columns.append((f"{name}_{q}", factor))
+    rows = [
+        [p["policy"], f"{p['load']:g}", *(html.number(p.get(c, math.nan), None, factor) for c, factor in columns)]
+        for p in front.points.to_dict("records")
+    ]
+    numbers = html.table(
+        "Latency percentiles by load, means over seeds", ["Scheduler", _load_name(front), *heads], rows, names=2
+    )
+    figures = "".join(html.chart(name) for name in charts.LATENCIES)
+    body = (
+        f'<fieldset class="radios"><legend>Percentile of the requests</legend>{radios}</fieldset>'
+        f'{html.key(front.policies)}<div class="grid three">{figures}</div>'
+    )
+    return html.section("latency", "Latency", body + html.details("All percentiles as a table", numbers))
+
+
+def sources_section(found: Sequence[Source]) -> str:
+    parts = []
+    for source in found:
+        rows = "".join(f"<dt>{html.text(term)}</dt><dd>{html.text(said)}</dd>" for term, said in source.rows)
+        kind = "analytic" if source.kind == "analytic" else ""
+        badge = f'<span class="kind {kind}">{html.text(source.kind)}</span>'
+        parts.append(f"<h3>{html.text(source.heading)}{badge}</h3><dl>{rows}</dl>")
+    return html.section("sources", "Assumptions, and where every input is from", "\n".join(parts))
+
+
+def made_section(frame: pd.DataFrame, command: str, versions: Mapping[str, str]) -> str:
+    seeds = ", ".join(str(seed) for seed in sorted(frame["seed"].unique()))
+    rows = [
+        ("Seeds", f"{seeds}: runs of one seed share arrivals, lengths and blocks, so differences are paired"),
+        ("Intervals", "95 %, Student's t over the seeds' means"),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+    ]
+    listed = "".join(f"<dt>{html.text(term)}</dt><dd>{html.text(said)}</dd>" for term, said in rows)
+    typed = f"<pre><code>{html.text(command)}</code></pre>" if command else ""
+    return html.section("made", "How this was made", f"{typed}<dl>{listed}</dl>")
+
+
+def _load_name(front: Front) -> str:
+    return "Users" if front.workload == "closed" else "Requests/s"

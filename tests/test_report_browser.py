@@ -1,0 +1,187 @@
+"""The report in headless Chromium: the slider, what it reads off, keyboard, widths, and not one request."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+from report_pages import EVIL, FLOORS, Evil, made, small_sweep
+
+from specsim.pareto import pareto, sla_table
+
+pytest.importorskip("vl_convert", reason="the extra report is not installed")
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+PATIENCE = 120_000  # ms: a busy machine is no failure
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def swept():
+    return small_sweep()
+
+
+@pytest.fixture(scope="module")
+def file(swept, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "page.html"
+    path.write_text(made(swept), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def opened(browser, file, **options):
+    """The page once its charts are drawn; at the end it has asked for nothing and complained of nothing."""
+    context = browser.new_context(**{"viewport": {"width": 900, "height": 800}} | options)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    asked, complaints = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    yield page
+    page.wait_for_timeout(50)
+    assert complaints == []
+    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
+    context.close()
+
+
+def slide(page, floor):
+    page.locator("#floor").evaluate(
+        "(s, v) => { s.value = v; s.dispatchEvent(new Event('input', {bubbles: true})); }", str(floor)
+    )
+    return sold(page)
+
+
+def sold(page):
+    """The table of what is sold at the floor: a row of texts a scheduler."""
+    rows = page.locator("table.sold tbody tr").evaluate_all(
+        "rows => rows.map(r => [...r.cells].map(c => c.textContent))"
+    )
+    return [[cell.replace("\u00a0", " ") for cell in row] for row in rows]
+
+
+def verdict(page):
+    page.wait_for_timeout(250)
+    return page.locator("#verdict").text_content()
+
+
+def test_the_slider_reads_off_what_the_command_line_prints(browser, file, swept):
+    front = pareto(swept["frame"])
+    floors = [0.05, *FLOORS, 1.1, 1.8]
+    table = sla_table(front, floors)
+    assert {text[0] for text in table["text"]} >= {"≥", "–", "1"}
+    with opened(browser, file) as page:
+        for floor in floors:
+            texts = table.loc[table["floor"] == floor, "text"].tolist()
+            assert [row[1] for row in slide(page, floor)] == texts, floor
+            assert page.locator("#floor-value").text_content() == f"{floor:g} tok/s per user"
+            assert page.locator("#floor").get_attribute("aria-valuetext") == f"{floor:g} tokens per second and user"
+        at = table[table["floor"] == 1.8].set_index("policy")["throughput"]
+        assert f"At 1.8 tok/s per user, {at.idxmax()} sells the most" in verdict(page)
+        slide(page, 0.95)
+        assert "sells at least" in verdict(page)
+        assert "Might sell as much or more, their loads end above this floor: Threshold(0.5)" in verdict(page)
+        slide(page, page.locator("#floor").get_attribute("max"))
+        assert "no scheduler sells anything" in verdict(page)
+
+
+def test_users_and_gpus_follow_the_demand(browser, file, swept):
+    users = swept["frame"].assign(users=swept["frame"]["load"] / 2)  # two GPUs a replica
+    readings = sla_table(pareto(users, y="users"), [1.5])
+    with opened(browser, file) as page:
+        page.locator("#demand").fill("30")
+        for row, (_, expected) in zip(slide(page, 1.5), readings.iterrows(), strict=True):
+            if expected["throughput"] > 0:
+                assert float(row[3]) == pytest.approx(expected["throughput"], rel=5e-3)
+                whole = -(-30 // (2 * expected["throughput"])) * 2
+                assert row[4] == f"{whole:.0f}"
+            else:
+                assert row[3:] == (["–", "–"] if expected["text"] == "–" else row[3:])
+        page.locator("#demand").fill("")
+        assert {row[4] for row in sold(page)} == {"–"}
+
+
+def test_keys_move_the_slider_and_buttons_set_it(browser, file):
+    with opened(browser, file) as page:
+        page.get_by_role("button", name="1.5 tokens per second and user").click()
+        assert page.locator("#floor-value").text_content() == "1.5 tok/s per user"
+        assert page.get_by_role("button", pressed=True).text_content() == "1.5"
+        page.get_by_role("slider", name="Interactivity floor").focus()
+        page.keyboard.press("ArrowRight")
+        step = float(page.locator("#floor").get_attribute("step"))
+        assert page.locator("#floor-value").text_content() == f"{1.5 + step:g} tok/s per user"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.dataset.floor") == f"{FLOORS[0]:g}"
+
+
+def test_the_chart_shows_the_floor_and_what_a_pointer_meets(browser, file, swept):
+    with opened(browser, file) as page:
+        chart = page.locator("[data-chart=front]")
+        before = chart.locator("g.mark-rule line").last.evaluate("e => e.getBoundingClientRect().x")
+        slide(page, FLOORS[-1])
+        page.wait_for_timeout(200)
+        assert chart.locator("g.mark-rule line").last.evaluate("e => e.getBoundingClientRect().x") > before
+        assert chart.get_attribute("aria-label").startswith("Throughput per GPU against interactivity")
+        point = chart.locator("g.mark-symbol path[aria-roledescription=point]").first
+        point.scroll_into_view_if_needed()
+        box = point.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        tip = page.locator("#vg-tooltip-element.visible").text_content()
+        for words in ("Scheduler", "Users", "Throughput", "tok/s per GPU", "Interactivity", "τ"):
+            assert words in tip
+
+
+def test_percentiles_are_chosen_by_radio_buttons(browser, file):
+    with opened(browser, file) as page:
+        where = "[data-chart=ttft] g.mark-line path"
+        before = page.locator(where).evaluate_all("paths => paths.map(p => p.getAttribute('d')).join()")
+        page.get_by_label("99th percentile").check()
+        page.wait_for_timeout(200)
+        assert page.locator(where).evaluate_all("paths => paths.map(p => p.getAttribute('d')).join()") != before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 900, 1600])
+def test_it_fits_every_width_and_both_schemes(browser, file, width, scheme):
+    with opened(browser, file, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        inked = "getComputedStyle(document.body).getPropertyValue('--paper').trim()"
+        assert (page.evaluate(inked) == "#ffffff") == (scheme == "light")
+        for box in page.locator("[data-chart]").all():
+            assert 100 < box.locator("svg").bounding_box()["width"] <= width
+        axis = page.locator("[data-chart=front] .role-axis-label text").first
+        colour = axis.evaluate("e => getComputedStyle(e).fill")
+        assert colour == {"light": "rgb(89, 95, 102)", "dark": "rgb(166, 173, 181)"}[scheme]
+
+
+def test_print_is_light_whatever_the_screen_is(browser, file):
+    with opened(browser, file, color_scheme="dark") as page:
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.evaluate("getComputedStyle(document.body).getPropertyValue('--paper').trim()") == "#ffffff"
+        assert not page.locator("#floor").is_visible()
+
+
+def test_a_name_that_is_markup_does_nothing(browser, tmp_path):
+    path = tmp_path / "evil.html"
+    path.write_text(made(small_sweep(Evil(), seeds=2), notes=[EVIL]), encoding="utf-8")
+    with opened(browser, path) as page:
+        slide(page, 1.3)
+        assert page.locator("img").count() == 0
+        assert "hit" not in page.title()
+        assert EVIL in page.locator("table.sold").text_content()
+        chart = page.locator("[data-chart=front]")
+        for point in chart.locator("g.mark-symbol path[aria-roledescription=point]").all()[-3:]:
+            point.scroll_into_view_if_needed()
+            box = point.bounding_box()
+            page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+            assert page.locator("#vg-tooltip-element img").count() == 0
