@@ -47,7 +47,7 @@ def plot_live(rows: Sequence[Row], title: str | None = None, notes: Sequence[str
         Line2D([], [], linestyle="none", **PREDICTED, label="predicted (bar: 95 % interval of the calibrations)"),
     ]
     figure.legend(handles=handles, loc="outside lower right", ncols=2, fontsize=8, frameon=False)
-    caption(figure, [line for note in notes for line in textwrap.wrap(note, 160)])
+    caption(figure, [line for note in notes for line in textwrap.wrap(note, 72)])
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure
