@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.engine
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ENGINES = ("llamacpp", "vllm")
+NEEDS = {"llamacpp": 2, "vllm": 8}
+"""GiB of memory, tests beside it included."""
 QUICK = ["--prompt-tokens", "24", "--output-tokens", "16", "--requests", "4", "--repeat", "1", "--max-seconds", "400"]
 RATES = (0.8, 0.6, 0.4)
 
@@ -51,6 +54,8 @@ def start(engine: str, models: Path, log: Path, *options: str, gamma: int = 0) -
     """Serve the target, with drafts of ``gamma`` tokens by the draft model if there are any."""
     if installed(engine) is None:
         pytest.skip(f"{engine} is not installed: make engines")
+    if (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30) < NEEDS[engine]:
+        pytest.skip(f"{engine} needs {NEEDS[engine]} GiB of memory, here are {memory:.1f}")
     if engine == "llamacpp":
         drafts = ["--spec-type", "draft-simple", "-md", str(models / "draft.gguf"), "--spec-draft-n-max", str(gamma),
                   "--spec-synth-rates", ",".join(map(str, RATES))]  # fmt: skip

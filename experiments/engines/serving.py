@@ -16,8 +16,8 @@ from pathlib import Path
 
 from install import installed
 
-PATIENCE = 180.0
-"""Seconds within which an engine must answer; vLLM on two cores needs about 40."""
+PATIENCE = 600.0
+"""Seconds within which an engine must answer; vLLM on two idle cores needs about 35."""
 HOST = "127.0.0.1"
 
 
