@@ -38,7 +38,7 @@ def is_step_log(text: str) -> bool:
 def read_steps(path: Path, text: str, ask: Ask) -> Found:
     """Least squares over all steps: a price by tokens, by sequences and by KV tokens, each linear between sizes.
 
-    Errors count by their share of a step. Drafting is the mean by decoding sequences, the host's time that between
+    Errors count by their share of what is usual at a size. Drafting is the mean by decoding sequences, the host's time that between
     a step's end and the next one's start. Raises SpecsimError, naming the line, for what is no step of such a log.
     """
     rows = _rows(path, text)
@@ -55,9 +55,10 @@ def read_steps(path: Path, text: str, ask: Ask) -> Found:
         raise SpecsimError(f"{path}: expected steps of several sizes, {FEW} or more of each, got {len(rows)} steps")
     # The first sequence is in the tokens' price: it is never without a token.
     columns = [_hats(tokens, sizes), seqs[:, None] - 1.0, kv[:, None]]
-    design = np.hstack(columns)[kept] / seconds[kept, None]
+    # By what is usual at its size: by its own seconds, a slow step would count less than a fast one, and prices be low.
+    design, shares = np.hstack(columns)[kept] / usual[kept, None], (seconds / usual)[kept]
     scale = np.maximum(design.max(axis=0), np.finfo(float).tiny)
-    prices = nnls(design / scale, np.ones(int(kept.sum())))[0] / scale
+    prices = nnls(design / scale, shares)[0] / scale
     by_tokens, by_seq, by_kv = prices[: len(sizes)], prices[-2], prices[-1]
     missed = np.abs(np.hstack(columns)[kept] @ prices / seconds[kept] - 1)
     most_seqs, most_kv = max(2, int(seqs.max())), max(1, int(kv.max()))
