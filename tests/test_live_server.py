@@ -183,7 +183,9 @@ def test_bad_requests_are_told_in_one_line(port):
 
 def test_what_else_it_tells(port):
     assert call(port, "/health") == (200, {})
-    assert call(port, "/version")[1]["version"]
+    told = call(port, "/version")[1]
+    assert told.pop("version")
+    assert told == {"scheduler": "StaticGamma(2)", "max_num_seqs": 4, "max_num_batched_tokens": 8192}
     [model] = call(port, "/v1/models")[1]["data"]
     assert (model["id"], model["max_model_len"]) == ('tiny "one"', 60)
 

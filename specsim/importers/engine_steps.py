@@ -38,8 +38,9 @@ def is_step_log(text: str) -> bool:
 def read_steps(path: Path, text: str, ask: Ask) -> Found:
     """Least squares over all steps: a price by tokens, by sequences and by KV tokens, each linear between sizes.
 
-    Errors count by their share of what is usual at a size. Drafting is the mean by decoding sequences, the host's time that between
-    a step's end and the next one's start. Raises SpecsimError, naming the line, for what is no step of such a log.
+    Errors count by their share of what is usual at a size. Drafting is the mean by decoding sequences, the host's time
+    that between a step's end and the next one's start. Raises SpecsimError, naming the line, for what is no step of
+    such a log.
     """
     rows = _rows(path, text)
     decoding, kv, drafts, prefills, prompts = (np.array([row[name] for row in rows]) for name in COUNTS)

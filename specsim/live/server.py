@@ -21,6 +21,7 @@ from specsim.drafters.target import Target
 from specsim.live.asked import Asked, read_asked
 from specsim.live.reference import Counts, Engine, Request
 from specsim.live.wire import HEAD_BYTES, Call, Events, HttpError, read_call, write_answer
+from specsim.schedulers import scheduler_name
 from specsim.types import SpecsimError
 
 LOOK_SECONDS = 0.1
@@ -146,7 +147,13 @@ class Server:
             self._check_alive()
             answer = {}
         elif call.path == "/version":
-            answer = {"version": version("specsim")}
+            engine = self.engine
+            answer = {
+                "version": version("specsim"),
+                "scheduler": scheduler_name(engine.scheduler),
+                "max_num_seqs": engine.max_num_seqs,
+                "max_num_batched_tokens": engine.max_num_batched_tokens,
+            }
         elif call.path == "/metrics":
             answer = metrics(self.engine, self.counts, self.name)
         else:
