@@ -6,8 +6,8 @@
 Needs ``make models``, the extras ``drafters`` and ``live``, and a quiet machine for about half an hour; what is there
 already (trace, profile, reports) is kept, so a run that was cut short goes on. First the drafter is recorded on the
 prompts, and steps under random draft lengths are logged and imported, as the prices that schedulers are told. Then, for
-each scheduler, two engines are up: the one under it, and one under random lengths again, asked in turn. The log of the
-latter is the profile that the simulation is priced with, so that a machine that drifts drifts for both.
+each scheduler, two engines are up: the one under it, and one under random lengths again, asked in turn. How much slower
+or faster than its prices the latter just was is what the simulation's times are stretched by: the machine drifts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from specsim.cli import living_report
 from specsim.cli.inputs import parse_scheduler
 from specsim.drafters.prompts import prompt_tokens, read_prompts
 from specsim.drafters.target import load_target
-from specsim.hardware import load_profile
+from specsim.hardware import Profile, Shape, load_profile, step_cost
 from specsim.live.client import Target, open_client
-from specsim.live.comparing import Model, compare
+from specsim.live.comparing import Model, measured_numbers, rows_of, workload_of
 from specsim.live.engines import detect, drafted, scrape
 from specsim.live.experiment import Measured, Plan, Repeat
 from specsim.live.load import Driver, Prompts
@@ -48,6 +48,9 @@ SMOLLM2 = HERE.parent / "smollm2"
 DRAFTER = SMOLLM2 / "dspark"
 SCHEDULERS = ("StaticGamma(1)", "StaticGamma(3)", "StaticGamma(5)", "DSparkGreedy", "DSparkAsync")
 USERS = (1, 4, 8, 16)
+GAMMA = 7
+EXPONENTS = {"throughput": -1, "speed": -1, "tpot": 1, "ttft": 1}
+"""How a closed loop's numbers follow the time that a step takes."""
 TOKENS = 64
 """Tokens of an answer, about; fewer where the model ends by itself."""
 ANSWERS = 8
@@ -88,15 +91,19 @@ def main() -> int:
             reference(folder / "lengths.log", *serve, "-s", LENGTHS, "--log", str(log)) as learn,
             reference(folder / "server.log", *serve, "-s", scheduler, "--profile", str(profile)) as url,
         ):
-            measured, plan = asyncio.run(measure(learn, url, orders, asked.repeat, asked.requests))
-        specsim("profile", "import", log, "--model", "SmolLM2-135M-Instruct", "--device", device(),
-                "--out", folder / "profile.json")  # fmt: skip
-        report(folder, trace, measured, plan, scheduler)
+            prices = load_profile(profile)
+            measured, plan, drifts = asyncio.run(measure(learn, log, prices, url, orders, asked.repeat, asked.requests))
+        report(folder, trace, measured, plan, scheduler, prices, drifts)
     return 0
 
 
-async def measure(learn: str, url: str, orders: Path, repeat: int, requests: int) -> tuple[Measured, Plan]:
-    """Each load on the engine that is learned from, then on the one that is checked; ``repeat`` times over."""
+async def measure(
+    learn: str, log: Path, prices: Profile, url: str, orders: Path, repeat: int, requests: int
+) -> tuple[Measured, Plan, list[dict[str, float]]]:
+    """Each load on the engine under random lengths, then on the one that is checked; ``repeat`` times over.
+
+    By repetition and load: how many times as long as ``prices`` say the former's steps took.
+    """
     plan = Plan((1,), USERS, output_tokens=TOKENS, requests=requests, repeat=repeat)
     async with AsyncExitStack() as stack:
 
@@ -111,26 +118,59 @@ async def measure(learn: str, url: str, orders: Path, repeat: int, requests: int
         _, _, learning = await side(learn)
         client, engine, checking = await side(url)
         measured = Measured(engine, speculates=True)
+        drifts: list[dict[str, float]] = []
         for number in range(repeat):
             measured.repeats.append(Repeat())
+            drifts.append({})
             for users in USERS:
                 print(f"repetition {number + 1} of {repeat}, {users} users", flush=True)
+                done = len(log.read_text().splitlines()) if log.exists() else 0
                 await learning.closed(replace(plan.closed(users), measured=max(8, users)), number)
+                drifts[-1][f"closed {users}"] = drift(prices, log.read_text().splitlines()[done:])
                 before = await scrape(client)
                 drive = await checking.closed(plan.closed(users), number)
                 drive.name = f"closed {users}"
                 drive.drafted = drafted(before, await scrape(client), drive.answers)
                 measured.repeats[-1].checks[drive.name] = drive
-    return measured, plan
+    return measured, plan, drifts
 
 
-def report(folder: Path, trace: Path, measured: Measured, plan: Plan, scheduler: str) -> None:
-    """Compare with the simulation on the profile of ``folder``, and write table, picture, JSON and recorded runs."""
-    profile = load_profile(folder / "profile.json")
-    model = Model(profile, measured.engine, parse_scheduler(scheduler), load_drafter(trace))
-    models, gates = dict.fromkeys(range(plan.repeat), model), {"throughput": 0.10}
-    compared = compare(measured, plan, models, gates)
-    told = living_report.Report(measured, replace(plan, known_steps=True), models, compared.rows, [], gates)
+def drift(prices: Profile, lines: list[str]) -> float:
+    """How many times as long as ``prices`` say the logged steps took, drafting included."""
+    cost = step_cost(prices, 8192, max(USERS), GAMMA, extrapolate=True)
+    took = expected = 0.0
+    for row in map(json.loads, lines):
+        n, prompts, tokens = row["num_seqs"], row["prefills"], row["prefill_tokens"]
+        # How long each prompt was is not logged, and their sum is what counts.
+        chunks = [tokens - prompts + 1, *[1] * (prompts - 1)] if prompts else []
+        curve = cost.curve(Shape(n, row["kv_tokens"], chunks, [0] * prompts), row["draft_tokens"])
+        expected += float(curve[row["draft_tokens"]]) - prices.host_seconds + (float(cost.draft[n]) if n else 0.0)
+        took += row["seconds"]
+    return took / expected
+
+
+def report(
+    folder: Path, trace: Path, measured: Measured, plan: Plan, scheduler: str, prices: Profile,
+    drifts: list[dict[str, float]],
+) -> None:  # fmt: skip
+    """Compare with the simulation, its times stretched, and write table, picture, JSON and recorded runs."""
+    model = Model(prices, measured.engine, parse_scheduler(scheduler), load_drafter(trace))
+    gates, rows = {"throughput": 0.10}, []
+    for users in USERS:
+        name = f"closed {users}"
+        found, ours = [], []
+        for number, repeat in enumerate(measured.repeats):
+            drive, longer = repeat.checks[name], drifts[number][name]
+            numbers = measured_numbers(drive)
+            if numbers is None:
+                sys.exit(f"{scheduler}, {name}: nothing was answered: {drive.counts()}")
+            predicted, _ = model.predict(workload_of(plan, name, drive), number)
+            found.append(numbers)
+            ours.append({k: v * longer ** EXPONENTS.get(k, 0) for k, v in predicted.items()})
+        rows += rows_of(name, users, found, ours, gates)
+    notes = [f"steps took {min(d.values()):.2f} to {max(d.values()):.2f} times as long as priced" for d in drifts]
+    models = dict.fromkeys(range(plan.repeat), model)
+    told = living_report.Report(measured, replace(plan, known_steps=True), models, rows, notes, gates)
     living_report.show_all(told)
     living_report.write(told, folder / "live.png", folder / "runs", folder / "report.json")
 

@@ -86,7 +86,7 @@ def read(folder: Path, path: Path) -> list[Cell]:
     policy = parse_scheduler(report["engine"]["speculation"])
     engine = Engine("specsim", report["engine"]["model"], max_num_seqs=report["engine"]["max_num_seqs"],
                     max_num_batched_tokens=report["engine"]["max_num_batched_tokens"])  # fmt: skip
-    model = Model(load_profile(path.parent / "profile.json"), engine, policy, load_drafter(folder / "trace.parquet"))
+    model = Model(load_profile(folder / "profile.json"), engine, policy, load_drafter(folder / "trace.parquet"))
     rows = {(row["load"], row["metric"]): row for row in report["rows"]}
     cells = []
     for load in dict.fromkeys(row["load"] for row in report["rows"]):
@@ -105,7 +105,7 @@ def read(folder: Path, path: Path) -> list[Cell]:
                 report["engine"]["speculation"], users, count, rows[load, "tau"]["measured"],
                 rows[load, "verified_tokens"]["measured"], speed["measured"],
                 half_interval(speed["measured_each"]) or np.nan,
-                float(np.mean([numbers["throughput"] for numbers, _ in found])),
+                speed["predicted"],
                 np.array([numbers["tau"] for numbers, _ in found]),
                 np.array([numbers["verified_tokens"] for numbers, _ in found]),
             )
