@@ -65,7 +65,7 @@ def main() -> int:
     print("| scheduler | users | requests | τ measured | τ replayed | verified tokens, measured | replayed "
           "| tok/s measured | simulated |\n|" + "---|" * 9)  # fmt: skip
     for c in cells:
-        half, verified = c.half(len(cells)), c.verified / c.verifieds.mean() - 1
+        half, verified = c.half(len(cells)), c.verifieds.mean() / c.verified - 1
         rate = c.predicted / c.throughput - 1
         marks = [abs(c.tau - c.taus.mean()) > half, abs(verified) > VERIFIED, abs(rate) > THROUGHPUT]
         wrong += sum(marks)

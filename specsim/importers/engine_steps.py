@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from specsim.files import parse_json
 from specsim.hardware import Additive, DraftCost
 from specsim.importers.profile_parts import Ask, Found, finite, part, shown, whole
 from specsim.types import Floats, SpecsimError
@@ -29,8 +29,8 @@ APART = 1.25
 def is_step_log(text: str) -> bool:
     """Whether the first line is a row of such a log."""
     try:
-        row = json.loads(text.lstrip().partition("\n")[0])
-    except (ValueError, RecursionError):
+        row = parse_json(text.lstrip().partition("\n")[0])
+    except ValueError:
         return False
     return isinstance(row, dict) and {"num_seqs", "draft_seconds"} <= set(row)
 
@@ -97,8 +97,8 @@ def _rows(path: Path, text: str) -> list[dict[str, float]]:
         if not line.strip():
             continue
         try:
-            row: Any = json.loads(line)
-        except (ValueError, RecursionError):
+            row: Any = parse_json(line)
+        except ValueError:
             raise SpecsimError(f"{where}: expected a line of JSON, got {shown(line)}") from None
         if not isinstance(row, dict):
             raise SpecsimError(f"{where}: expected a JSON object, got {shown(row)}")
