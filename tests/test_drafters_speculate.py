@@ -102,15 +102,15 @@ def accepts_by_q_over_p(monkeypatch):
     """Drafts are accepted with min(1, q/p)."""
     real = module.Batch.verify
 
-    def verify(self, made, lens, prompts=()):
+    def verify(self, made, lens, prompts=(), **more):
         if made is None:
-            return real(self, made, lens, prompts)
+            return real(self, made, lens, prompts, **more)
         # With p as given and p²/q in the place of q, u·p²/q < p is u < q/p.
         fed = torch.cat((self.anchors[:, None], made.tokens[:, 0]), 1)
         cache = self.cache.part(0, self.n, self.cache.store.shape[4])
         p = self._target(self.target.forward(fed, cache)[0], 1.0)[:, :-1]
         p = p.gather(-1, made.tokens[:, 0][..., None])[..., 0][:, None]
-        return real(self, replace(made, draft_prob=p * p / made.draft_prob), lens)
+        return real(self, replace(made, draft_prob=p * p / made.draft_prob), lens, **more)
 
     monkeypatch.setattr(module.Batch, "verify", verify)
 
@@ -264,3 +264,13 @@ def test_expected_is_accepted_on_average(target, kind):
 def test_a_scheduler_that_needs_confidences_and_a_drafter_without(target):
     with one_line("confidences"):
         speculate(target, made("eagle3"), [PROMPT], Threshold(0.5), max_tokens=4)
+
+
+def test_the_head_multiplies_once_a_step(target, monkeypatch):
+    """As in serving engines, so that a step's price is one of its tokens, however many positions are reached."""
+    real, rows = module.Batch._target, []
+    monkeypatch.setattr(module.Batch, "_target", lambda self, x, heat: rows.append(len(x)) or real(self, x, heat))
+    done = speculate(target, made("dspark"), [PROMPT] * 2, StaticGamma(3), max_tokens=6, seed=1)
+    assert rows[0] == 2  # after the prompts
+    assert set(rows[1:]) <= {4, 8}  # of one request or both: each draft's place and the one behind
+    assert len(rows) <= 1 + len(done.cycles)

@@ -102,7 +102,7 @@ def speculate(
                 views[engine] = rows, view
                 lens[rows] = policies[engine](view)
         lens = np.minimum(lens, made.proposed[:, 0].cpu().numpy())
-        seen = batch.verify(made, torch.as_tensor(lens, device=target.device))
+        seen = batch.verify(made, torch.as_tensor(lens, device=target.device), expect=True)
         kept, expected, tokens = (t.cpu().numpy() for t in (seen.kept, seen.expected, seen.tokens))
         for engine, (rows, view) in views.items():
             previous[engine].append(StepRecord(view, lens[rows], kept[rows] + 1))
@@ -118,8 +118,9 @@ def speculate(
 class Verified:
     """What a forward gave n decoding requests and m prompts.
 
-    ``kept`` int[n] of the drafts verified, ``expected`` [n] how many were to be expected (see Cycle), ``tokens``
-    int[n, longest + 1] with the target's own token after the kept ones; ``first`` int[m] tokens after the prompts.
+    ``kept`` int[n] of the drafts verified, ``expected`` [n] how many were to be expected (see Cycle; 0 unless asked),
+    ``tokens`` int[n, longest + 1] with the target's own token after the kept ones; ``first`` int[m] those after the
+    prompts.
     """
 
     kept: Tensor
@@ -152,16 +153,21 @@ class Batch:
         """Draft a block after every anchor."""
         anchors, positions = self.anchors[:, None], self.cache.lengths[: self.n, None]
         context = self.context.part(0, self.n, int(positions.max()))
-        heat = self._heat(self.temperatures)
-        heat = heat[:, None] if isinstance(heat, Tensor) else heat
+        heat = self._heat(self.temperatures, torch.arange(self.n, device=anchors.device)[:, None])
         return draft(self.drafter, context, anchors, positions, heat, sampler(self.generator))
 
     @torch.inference_mode()
-    def verify(self, made: Draft | None, lens: Tensor, prompts: Sequence[tuple[Sequence[int], float]] = ()) -> Verified:
+    def verify(
+        self,
+        made: Draft | None,
+        lens: Tensor,
+        prompts: Sequence[tuple[Sequence[int], float]] = (),
+        expect: bool = False,
+    ) -> Verified:
         """Verify the first ``lens`` int[n] tokens of each block by rejection sampling, and let ``prompts`` join.
 
         One forward runs 1 + lens tokens of each decoding request (1 each where ``made`` is None) and all tokens of the
-        prompts, given with the temperature of their answers.
+        prompts, given with the temperature of their answers. ``expect``: also how many were to be expected.
         """
         n, longest = self.n, int(lens.max()) if self.n else 0
         drafted = self.anchors[:, None][:, :0] if made is None else made.tokens[:, 0, :longest]
@@ -169,30 +175,32 @@ class Batch:
         pieces += self._joining([prompt for prompt, _ in prompts])
         results = self.target.forward_packed(pieces, self.cache, self.drafter.target_layers)
         temperatures = np.append(self.temperatures, [temperature for _, temperature in prompts])
-        heat = self._heat(temperatures)
-        states = [last[:, -1] for last, _ in results[bool(n) :]]
-        rows, kept = torch.arange(n, device=lens.device), torch.zeros_like(lens)
-        expected = torch.zeros(n, device=lens.device)
-        if n:
-            last = results[0][0]
-            for k in range(longest):
-                assert made is not None
-                going = ((kept == k) & (k < lens)).nonzero()[:, 0]
-                p = self._target(last[going, k], heat[going] if isinstance(heat, Tensor) else heat)
-                p_x = p.gather(1, drafted[going, k, None])[:, 0]
-                common = p if self.drafter.vocabulary is None else p[:, self.drafter.vocabulary]
-                expected[going] += torch.minimum(common, made.q[k][going, 0]).sum(-1)
-                draws = torch.rand(len(going), generator=self.generator, device=lens.device)
-                kept[going] += draws * made.draft_prob[going, 0, k] < p_x
-            states.insert(0, last[rows, kept])
+        # The target's distributions after every token of the decoding ones, row after row, and after each prompt.
+        offsets = torch.arange(longest + 1, device=lens.device)
+        rows, places = (offsets <= lens[:, None]).nonzero(as_tuple=True)
+        behind = torch.arange(n, len(temperatures), device=lens.device)
+        states = [last[rows, places] if piece.counts is not None else last[:, -1]
+                  for piece, (last, _) in zip(pieces, results, strict=True)]  # fmt: skip
+        p = self._target(torch.cat(states), self._heat(temperatures, torch.cat((rows, behind))))
+        checked = (places < lens[rows]).nonzero()[:, 0]
+        accepted, chances = torch.zeros_like(drafted, dtype=torch.bool), torch.zeros(drafted.shape, device=lens.device)
+        if made is not None and len(checked):
+            at = rows[checked], places[checked]
+            draws = torch.rand(len(checked), generator=self.generator, device=lens.device)
+            accepted[at] = draws * made.draft_prob[:, 0][at] < p[checked, drafted[at]]
+            if expect:
+                chances[at] = torch.minimum(p[checked], self._drafter(made, *at)).sum(-1)
+        kept = accepted.cumprod(1).sum(1)
+        expected = (chances * (offsets[:-1] <= kept[:, None])).sum(1)
         # Refused at its place: what the target has beyond the drafter. All kept: the target's own.
-        rest = self._target(torch.cat(states), heat)
+        starts = (lens + 1).cumsum(0) - lens - 1
+        rest = p[torch.cat((starts + kept, len(rows) - n + behind))]
         refused = (kept < lens).nonzero()[:, 0]
         if made is not None and len(refused):
             rest[refused] = (rest[refused] - self._drafter(made, refused, kept[refused])).clamp(min=0)
         token = pick(rest, self.generator)
         tokens = torch.cat((drafted, token[:n, None]), 1)
-        tokens[rows, kept] = token[:n]
+        tokens[torch.arange(n, device=lens.device), kept] = token[:n]
         for piece, (_, hidden) in zip(pieces, results, strict=True):
             after = tokens if n and piece is pieces[0] else token[piece.first : piece.first + len(piece.tokens), None]
             follow = torch.cat((piece.tokens[:, : 1 if after is tokens else None], after), 1)
@@ -231,11 +239,11 @@ class Batch:
         self.cache.lengths[self.n : first] = 0
         return pieces
 
-    def _heat(self, temperatures: NDArray[np.float64]) -> float | Tensor:
-        """One temperature where all are equal, a tensor [R] otherwise."""
+    def _heat(self, temperatures: NDArray[np.float64], rows: Tensor) -> float | Tensor:
+        """One temperature where all are equal, a tensor of those of ``rows`` int[R] otherwise."""
         if len(set(temperatures.tolist())) == 1:
             return float(temperatures[0])
-        return torch.tensor(temperatures, dtype=torch.float32, device=self.anchors.device)
+        return torch.tensor(temperatures, dtype=torch.float32, device=self.anchors.device)[rows]
 
     def _target(self, states: Tensor, temperature: float | Tensor) -> Tensor:
         """The target's probabilities [R, V] from its final states [R, d]."""
