@@ -17,10 +17,13 @@ pytest.importorskip("httpx", reason="the extra live is not installed")
 from conftest import make_profile
 from fake_engine import FakeEngine, serve
 
+from specsim.acceptance import Drafter, synthetic
 from specsim.cli import main
+from specsim.cli.living import _draft_len
 from specsim.hardware import load_profile, save_profile
 from specsim.importers.recorded import read_run
 from specsim.request_table import write_requests
+from specsim.schedulers import DSparkAsync, StaticGamma
 from specsim.workload import Poisson
 
 QUICK = ["--calibrate", "1,2", "--check", "2", "--prompt-tokens", "16", "--output-tokens", "12", "--requests", "4",
@@ -276,3 +279,10 @@ def test_an_output_may_not_be_an_input(tmp_path: Path, capsys):
     save_profile(make_profile(), profile)
     assert live("--url", "http://127.0.0.1:9", "--profile", profile, "--out", tmp_path) == 2
     assert "is the input --profile" in capsys.readouterr().err
+
+
+def test_how_much_of_a_block_a_step_verifies_is_told_by_scheduler_and_trace():
+    drafter = synthetic((0.8,) * 7, 7).acceptance
+    told = [_draft_len(verify, None if verify is None else Drafter(drafter, 7)) for verify in
+            (None, StaticGamma(3), StaticGamma(9), DSparkAsync())]  # fmt: skip
+    assert told == [0, 3, 7, 7]

@@ -24,6 +24,7 @@ from specsim.types import SpecsimError
 from specsim.validate import parse_share
 
 if TYPE_CHECKING:
+    from specsim.acceptance import Drafter
     from specsim.live.calibrating import StepTable
     from specsim.live.client import Target
     from specsim.live.comparing import Model, Told
@@ -184,6 +185,7 @@ def live(
         known_steps=known is not None,
         known_draft=cost is not None or draft_url is not None or (known is not None and known.draft is not None),
         needs_acceptance=drafter is None,
+        draft_len=_draft_len(verify, drafter),
         metrics=not no_metrics,
     )
     servers = {"--url": url, "--plain-url": plain_url, "--draft-url": draft_url}
@@ -226,6 +228,12 @@ def _draft_cost(draft_profile: Path | None, draft_ms: float | None, calibrate: s
     return draft_cost(load_profile(draft_profile) if draft_profile is not None else None, draft_ms, users)
 
 
+def _draft_len(verify: Any, drafter: Drafter | None) -> int:
+    """Tokens of a block that are verified: as the scheduler says where it is static, else all."""
+    gamma = 0 if drafter is None else drafter.gamma
+    return min(gamma, int(getattr(verify, "gamma", gamma)))
+
+
 def _users(name: str, text: str) -> list[int]:
     users = [int(n) for n in parse_numbers(name, text, whole=True)]
     if max(users) > 4096:
@@ -235,7 +243,7 @@ def _users(name: str, text: str) -> list[int]:
 
 def _plan(
     calibrate: str, check: str, poisson: float | None, arrivals: Path | None, prompt_tokens: int, output_tokens: int,
-    requests: int, repeat: int, max_seconds: float, **known: bool,
+    requests: int, repeat: int, max_seconds: float, **known: Any,
 ) -> Plan:  # fmt: skip
     from specsim.importers.arrivals import load_arrivals
     from specsim.live.experiment import Plan

@@ -41,6 +41,8 @@ ROOM = 8
 """Tokens that are left free in an engine's longest request: some put tokens of their own in front."""
 BURSTS = 6
 """Bursts of one request; those of more have as many in all, but two of each at least."""
+LEAST_STEPS = 16
+"""Steps by which a burst of long answers is longer than one of short ones, at least."""
 LONGER = 4
 """By how much the second prompt that is timed alone is longer than the first."""
 
@@ -52,7 +54,8 @@ class Plan:
     ``calibrate`` and ``check``: users of closed loops; ``poisson``: requests/s to check too; ``arrivals``: a table to
     replay. ``requests``: measured in each load, rounded up to whole rounds of its users. ``known_steps``: a profile
     tells the step cost, so loads only tell the acceptance, where it is needed; ``known_draft``: so is what drafting
-    costs. ``metrics``: the server should have them. ``seconds`` bounds all of it.
+    costs. ``draft_len``: tokens of a request's block that its steps verify, as far as that is known. ``metrics``: the
+    server should have them. ``seconds`` bounds all of it.
     """
 
     calibrate: Sequence[int] = (1, 3, 8)
@@ -66,6 +69,7 @@ class Plan:
     known_steps: bool = False
     known_draft: bool = False
     needs_acceptance: bool = True
+    draft_len: int = 0
     metrics: bool = True
     seconds: float = 900.0
 
@@ -88,6 +92,19 @@ class Plan:
         """The law of the answers' lengths: evenly, MIXED more or less than ``output_tokens``."""
         low, high = (max(2, round(self.output_tokens * (1 + sign * MIXED))) for sign in (-1, 1))
         return Quantiles((0.0, 1.0), (low, high))
+
+    @property
+    def burst(self) -> tuple[int, int]:
+        """Prompt and answer of each request in a burst, in tokens.
+
+        A step that verifies so many tokens has 1 + draft_len of each of its requests: with a token of each of so many
+        requests instead, KV is as much only if each holds so much less of it.
+        """
+        if not self.draft_len:
+            return self.prompt_tokens, self.output_tokens
+        held = (self.prompt_tokens + self.output_tokens / 2) / (1 + self.draft_len)
+        answer = max(LEAST_STEPS, round(self.output_tokens / (1 + self.draft_len)))
+        return max(1, round(held - answer / 2)), answer
 
     def open(self) -> Requests | None:
         """The Poisson arrivals: the same in every repetition, so that their spread is the engine's own."""
@@ -269,10 +286,11 @@ class _Experiment:
             loops = plan.calibrate if self.plain is None else plan.counted
             await self._learn(self.plain or self.main, loops, number, repeat.steps)
             if self.plain is not None:
-                await self._burst(self.plain, plan.calibrate, repeat.bursts)
+                await self._burst(self.plain, plan.calibrate, plan.burst, repeat.bursts)
             await self._alone(self.plain or self.main, number, repeat.alone)
         if self.draft is not None:
-            await self._burst(self.draft, plan.counted, repeat.draft_bursts, "draft model: ")
+            whole = plan.prompt_tokens, plan.output_tokens
+            await self._burst(self.draft, plan.counted, whole, repeat.draft_bursts, "draft model: ")
             await self._alone(self.draft, number, repeat.draft_alone, "draft model: ")
         if not (self.measured.speculates and plan.needs_acceptance):
             return
@@ -294,13 +312,19 @@ class _Experiment:
                 work = drive.drain(users, plan.prompt_tokens, plan.output_tokens)
                 await self._keep(f"drain {users}", work, steps.append)
 
-    async def _burst(self, side: _Side, sizes: Sequence[int], bursts: list[Drive], what: str = "") -> None:
-        """Bursts, not streamed, of long answers and of short ones: a step of each size without sending tokens."""
-        plan = self.plan
+    async def _burst(
+        self, side: _Side, sizes: Sequence[int], each: tuple[int, int], bursts: list[Drive], what: str = ""
+    ) -> None:
+        """Bursts, not streamed, of long answers and of short ones: a step of each size without sending tokens.
+
+        ``each``: tokens of a request's prompt and of its long answer; shorter ones are tried more often.
+        """
+        prompt, answer = each
+        times = BURSTS * self.plan.output_tokens / answer
         for users in sizes:
-            for _ in range(max(2, math.ceil(BURSTS / users))):
-                for tokens in (plan.output_tokens, 2):
-                    work = side.driver.burst(users, plan.prompt_tokens, tokens)
+            for _ in range(max(2, math.ceil(times / users))):
+                for tokens in (answer, 2):
+                    work = side.driver.burst(users, prompt, tokens)
                     await self._keep(f"{what}burst {users}", work, bursts.append)
 
     async def _alone(self, side: _Side, number: int, alone: list[Drive], what: str = "") -> None:
