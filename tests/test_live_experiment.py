@@ -142,7 +142,7 @@ def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: s
     plain, alone = FakeEngine(jagged, kind, sending=0.002), FakeEngine(draft, kind, sending=0.002)
     servers = Servers(at1=speculating, at2=plain, at3=alone)
     plan = Plan(calibrate=(1, 2, 3, 6), check=(1, 2), prompt_tokens=64, output_tokens=48, repeat=2, requests=32,
-                known_draft=True)  # fmt: skip
+                known_draft=True, draft_len=2)  # fmt: skip
 
     async def main() -> Measured:
         clock = asyncio.get_running_loop().time
@@ -154,6 +154,10 @@ def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: s
     models = {}
     for number, repeat in enumerate(measured.repeats):
         assert [d.name for d in repeat.counted] == ["drafts of 1", "drafts of 2"]  # 3 and 6 are for the table of steps
+        # Six tokens are two requests' with two drafts each: six requests hold as much KV as these two.
+        for drives, held in ((repeat.bursts, (64 + 24) / 3), (repeat.draft_bursts, 64 + 24)):
+            longest = [max(d.answers, key=lambda a: a.order.output_tokens).order for d in drives]
+            assert max(len(order.prompt) + order.output_tokens / 2 for order in longest) == pytest.approx(held, abs=0.7)
         table, streamed = quiet_table(repeat.bursts, repeat.alone), step_table(repeat.steps, repeat.alone)
         assert table.seconds == pytest.approx({n: JAGGED[n] for n in (1, 2, 3, 6)}, rel=1e-3)
         assert streamed.seconds == pytest.approx({n: JAGGED[n] + 0.002 * n for n in (1, 2)}, rel=5e-3)
@@ -162,7 +166,10 @@ def test_steps_and_drafting_are_learned_beside_from_servers_of_their_own(kind: s
         drafting, steps = (to_profile(t, measured.engine, "a test", "specsim", "2026-11-30") for t in (drafts, table))
         told = Told(cost=draft_cost(drafting, None, plan.counted), sending=sending(streamed, table))
         assert told.sending == pytest.approx(0.002, rel=0.05)
-        model = model_of(measured, number, read_by_both(steps, drafting, 6), told)
+        both_read = read_by_both(steps, drafting, 6)
+        assert "came whole" in both_read.provenance.source
+        assert "draft model" in both_read.provenance.notes
+        model = model_of(measured, number, both_read, told)
         assert model is not None
         models[number] = model
     found = rows_by_name(compare(measured, plan, models, {}).rows)

@@ -29,12 +29,14 @@ class StepTable:
     """Seconds of a step by running requests, ``seconds[n]`` (mean) and ``gaps[n]`` (what it was taken from).
 
     ``prompts``: seconds to the first token of an idle engine, by tokens of the prompt. ``pauses``: gaps left out.
+    ``source``: what the steps were taken from.
     """
 
     seconds: Mapping[int, float]
     gaps: Mapping[int, Floats]
     prompts: Mapping[int, float]
     pauses: int
+    source: str = "gaps between the chunks that a running engine streamed"
 
     @property
     def most(self) -> int:
@@ -106,7 +108,8 @@ def quiet_table(bursts: Iterable[Drive], alone: Iterable[Drive]) -> StepTable:
     prompts = _prompts(alone)
     if 1 not in steps or not prompts:
         raise SpecsimError("calibration: expected bursts of one request and more, and prompts of an idle engine")
-    return StepTable({n: float(gaps.mean()) for n, gaps in steps.items()}, steps, prompts, 0)
+    means = {n: float(gaps.mean()) for n, gaps in steps.items()}
+    return StepTable(means, steps, prompts, 0, "long less short answers of a running engine that came whole")
 
 
 def sending(streamed: StepTable, quiet: StepTable) -> float:
@@ -170,11 +173,11 @@ def to_profile(table: StepTable, engine: Engine, device: str, command: str, date
             high=tuple(high.values()),
         ),
         provenance=Provenance(
-            source="gaps between the chunks that a running engine streamed, and its time to the first token when idle",
+            source=f"{table.source}, and its time to the first token when idle",
             command=command,
             date=date,
             versions={engine.kind: engine.version} if engine.version else {},
-            notes=f"Decodes up to {table.most} tokens by mean gap (quartiles beside it), "
+            notes=f"Decodes up to {table.most} tokens by their mean (quartiles beside it), "
             "prompts beyond by median; HTTP included.",
         ),
     )
@@ -189,8 +192,12 @@ def read_by_both(profile: Profile, draft: Profile, most: int) -> Profile:
         prices = zip(verify.tokens, getattr(verify, name), beside, strict=True)
         return tuple(seconds + more if tokens > most else seconds for tokens, seconds, more in prices)
 
+    notes = f"{profile.provenance.notes} Prompts are read by the draft model too."
     return profile.model_copy(
-        update={"verify": verify.model_copy(update={name: priced(name) for name in ("seconds", "low", "high")})}
+        update={
+            "verify": verify.model_copy(update={name: priced(name) for name in ("seconds", "low", "high")}),
+            "provenance": profile.provenance.model_copy(update={"notes": notes}),
+        }
     )
 
 
