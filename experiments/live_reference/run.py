@@ -3,11 +3,13 @@
     python experiments/live_reference/run.py --models models --out out/live_reference
     python experiments/live_reference/summary.py out/live_reference
 
-Needs ``make models``, the extras ``drafters`` and ``live``, and a quiet machine for about half an hour; what is there
-already (trace, profile, reports) is kept, so a run that was cut short goes on. First the drafter is recorded on the
-prompts, and steps under random draft lengths are logged and imported, as the prices that schedulers are told. Then, for
-each scheduler, two engines are up: the one under it, and one under random lengths again, asked in turn. How much slower
-or faster than its prices the latter just was is what the simulation's times are stretched by: the machine drifts.
+Needs ``make models``, the extras ``drafters`` and ``live``, and a quiet machine for about 45 minutes; what is there
+already (trace, profiles, reports) is kept, so a run that was cut short goes on. First the drafter is recorded on the
+prompts, and steps under random draft lengths are logged and imported, as the prices that schedulers are told: equal
+lengths for static schedulers, unequal ones for those that look at confidences, whose steps take longer at as many
+tokens (attention pads). Then, for each scheduler, two engines are up: the one under it, and one under random lengths
+again, asked before and after every load. How much slower or faster than its prices the latter was is what the
+simulation's times are stretched by: the machine drifts.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from specsim.live.load import read_prompts as read_orders
 from specsim.workload import ClosedLoop
 
 HERE = Path(__file__).parent
-LENGTHS = f"{HERE / 'lengths.py'}:AnyLength"
+LENGTHS = {kind: f"{HERE / 'lengths.py'}:{kind.capitalize()}" for kind in ("equal", "unequal")}
 SMOLLM2 = HERE.parent / "smollm2"
 DRAFTER = SMOLLM2 / "dspark"
 SCHEDULERS = ("StaticGamma(1)", "StaticGamma(3)", "StaticGamma(5)", "DSparkGreedy", "DSparkAsync")
@@ -69,17 +71,20 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     serve = ["--target", str(asked.models), "--drafter", str(DRAFTER), "--max-num-seqs", str(max(USERS)),
              "--max-model-len", "512"]  # fmt: skip
-    orders, trace, profile = out / "orders.jsonl", out / "trace.parquet", out / "profile.json"
+    orders, trace = out / "orders.jsonl", out / "trace.parquet"
     if not orders.exists():
         write_orders(asked.models, orders)
     if not trace.exists():
         specsim("record", "--target", asked.models, "--drafter", DRAFTER, "--prompts", SMOLLM2 / "prompts.jsonl",
                 "--responses-per-prompt", ANSWERS, "--max-tokens", round(1.25 * TOKENS), "--out", trace)  # fmt: skip
-    if not profile.exists():
-        log = out / "steps.jsonl"
-        with reference(out / "lengths.log", *serve, "-s", LENGTHS, "--log", str(log)) as url:
-            asyncio.run(load(url, orders))
-        specsim("profile", "import", log, "--model", "SmolLM2-135M-Instruct", "--device", device(), "--out", profile)
+    for kind, lengths in LENGTHS.items():
+        if not prices_of(out, kind).exists():
+            log = out / f"steps-{kind}.jsonl"
+            log.unlink(missing_ok=True)
+            with reference(out / f"{kind}.log", *serve, "-s", lengths, "--log", str(log)) as url:
+                asyncio.run(load(url, orders))
+            specsim("profile", "import", log, "--model", "SmolLM2-135M-Instruct", "--device", device(),
+                    "--out", prices_of(out, kind))  # fmt: skip
     for scheduler in asked.schedulers:
         folder = out / "".join(c for c in scheduler if c.isalnum())
         if (folder / "report.json").exists():
@@ -87,8 +92,10 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
         log = folder / "steps.jsonl"
         log.unlink(missing_ok=True)
+        kind = kind_of(scheduler)
+        profile = prices_of(out, kind)
         with (
-            reference(folder / "lengths.log", *serve, "-s", LENGTHS, "--log", str(log)) as learn,
+            reference(folder / "lengths.log", *serve, "-s", LENGTHS[kind], "--log", str(log)) as learn,
             reference(folder / "server.log", *serve, "-s", scheduler, "--profile", str(profile)) as url,
         ):
             prices = load_profile(profile)
@@ -97,10 +104,20 @@ def main() -> int:
     return 0
 
 
+def kind_of(scheduler: str) -> str:
+    """Which draft lengths it asks for."""
+    return "equal" if scheduler.startswith("StaticGamma") else "unequal"
+
+
+def prices_of(out: Path, kind: str) -> Path:
+    """The profile of steps under such lengths."""
+    return out / f"profile-{kind}.json"
+
+
 async def measure(
     learn: str, log: Path, prices: Profile, url: str, orders: Path, repeat: int, requests: int
 ) -> tuple[Measured, Plan, list[dict[str, float]]]:
-    """Each load on the engine under random lengths, then on the one that is checked; ``repeat`` times over.
+    """Each load on the engine that is checked, and before and after on the one under random lengths; ``repeat`` times.
 
     By repetition and load: how many times as long as ``prices`` say the former's steps took.
     """
@@ -125,13 +142,15 @@ async def measure(
             for users in USERS:
                 print(f"repetition {number + 1} of {repeat}, {users} users", flush=True)
                 done = len(log.read_text().splitlines()) if log.exists() else 0
-                await learning.closed(replace(plan.closed(users), measured=max(8, users)), number)
-                drifts[-1][f"closed {users}"] = drift(prices, log.read_text().splitlines()[done:])
+                beside = replace(plan.closed(users), measured=max(4, users))
+                await learning.closed(beside, number)
                 before = await scrape(client)
                 drive = await checking.closed(plan.closed(users), number)
                 drive.name = f"closed {users}"
                 drive.drafted = drafted(before, await scrape(client), drive.answers)
                 measured.repeats[-1].checks[drive.name] = drive
+                await learning.closed(beside, number)
+                drifts[-1][drive.name] = drift(prices, log.read_text().splitlines()[done:])
     return measured, plan, drifts
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from joblib import Parallel, delayed
 from matplotlib.figure import Figure
+from run import kind_of, prices_of
 from scipy.stats import norm
 
 from specsim.acceptance import load_drafter
@@ -24,7 +25,7 @@ from specsim.cli.inputs import parse_scheduler
 from specsim.hardware import load_profile
 from specsim.importers.recorded import read_run
 from specsim.lengths import Empirical
-from specsim.live.comparing import Model, half_interval
+from specsim.live.comparing import Model
 from specsim.live.engines import Engine
 from specsim.plots import COLOURS, GREY, caption, plain_axes, save_figure
 from specsim.workload import ClosedLoop
@@ -44,7 +45,7 @@ class Cell:
     tau: float
     verified: float
     throughput: float
-    throughput_ci: float
+    throughputs: tuple[float, ...]
     predicted: float
     taus: np.ndarray
     verifieds: np.ndarray
@@ -73,7 +74,7 @@ def main() -> int:
         print(
             f"| {c.scheduler} | {c.users} | {c.requests} | {c.tau:.3f} | {c.taus.mean():.3f} ± {half:.3f}{tau} "
             f"| {c.verified:.3f} | {c.verifieds.mean():.3f} ({100 * verified:+.1f} %){checked} "
-            f"| {c.throughput:.1f} ± {c.throughput_ci:.1f} | {c.predicted:.1f} ({100 * rate:+.1f} %){speed} |"
+            f"| {c.throughput:.1f} | {c.predicted:.1f} ({100 * rate:+.1f} %){speed} |"
         )
     save_figure(draw(cells), folder / "summary.png")
     print(f"\n{wrong} of {3 * len(cells)} beyond their bounds; picture: {folder / 'summary.png'}")
@@ -86,7 +87,8 @@ def read(folder: Path, path: Path) -> list[Cell]:
     policy = parse_scheduler(report["engine"]["speculation"])
     engine = Engine("specsim", report["engine"]["model"], max_num_seqs=report["engine"]["max_num_seqs"],
                     max_num_batched_tokens=report["engine"]["max_num_batched_tokens"])  # fmt: skip
-    model = Model(load_profile(folder / "profile.json"), engine, policy, load_drafter(folder / "trace.parquet"))
+    prices = load_profile(prices_of(folder, kind_of(report["engine"]["speculation"])))
+    model = Model(prices, engine, policy, load_drafter(folder / "trace.parquet"))
     rows = {(row["load"], row["metric"]): row for row in report["rows"]}
     cells = []
     for load in dict.fromkeys(row["load"] for row in report["rows"]):
@@ -103,8 +105,7 @@ def read(folder: Path, path: Path) -> list[Cell]:
         cells.append(
             Cell(
                 report["engine"]["speculation"], users, count, rows[load, "tau"]["measured"],
-                rows[load, "verified_tokens"]["measured"], speed["measured"],
-                half_interval(speed["measured_each"]) or np.nan,
+                rows[load, "verified_tokens"]["measured"], speed["measured"], tuple(speed["measured_each"]),
                 speed["predicted"],
                 np.array([numbers["tau"] for numbers, _ in found]),
                 np.array([numbers["verified_tokens"] for numbers, _ in found]),
@@ -114,35 +115,35 @@ def read(folder: Path, path: Path) -> list[Cell]:
 
 
 def draw(cells: list[Cell]) -> Figure:
-    """Throughput, tau and verified tokens by users, one colour a scheduler: marks were measured, lines are ours."""
+    """Throughput, tau and verified tokens by users, one colour a scheduler: marks measured, lines ours."""
     figure = Figure(figsize=(11.0, 4.4), layout="constrained")
-    names = list(dict.fromkeys(c.scheduler for c in cells))
+    names, loads = (list(dict.fromkeys(getattr(c, name) for c in cells)) for name in ("scheduler", "users"))
     panels = figure.subplots(1, 3)
     for axes, label in zip(panels, ("throughput (tok/s)", "τ (tok/cycle)", "verified tokens"), strict=True):
         plain_axes(axes)
         axes.set_xlabel("users", fontsize=9)
         axes.set_ylabel(label, fontsize=9)
         axes.tick_params(labelsize=8, color=GREY)
-    for colour, name in zip(COLOURS, names, strict=False):
+        axes.set_xticks(range(len(loads)), [str(users) for users in loads])
+        axes.grid(axis="x", visible=False)
+    for number, (colour, name) in enumerate(zip(COLOURS, names, strict=False)):
         mine = [c for c in cells if c.scheduler == name]
-        users = [c.users for c in mine]
+        at = np.array([loads.index(c.users) for c in mine]) + (number - (len(names) - 1) / 2) * 0.14
+        half = [c.half(len(cells)) for c in mine]
         sides = (
-            ([c.predicted for c in mine], [c.throughput for c in mine], [c.throughput_ci for c in mine]),
-            ([c.taus.mean() for c in mine], [c.tau for c in mine], None),
-            ([c.verifieds.mean() for c in mine], [c.verified for c in mine], None),
+            ([c.predicted for c in mine], [c.throughput for c in mine]),
+            ([c.taus.mean() for c in mine], [c.tau for c in mine]),
+            ([c.verifieds.mean() for c in mine], [c.verified for c in mine]),
         )
-        for axes, (ours, theirs, error) in zip(panels, sides, strict=True):
-            axes.plot(users, ours, color=colour, linewidth=1.4, label=name)
-            axes.errorbar(
-                users, theirs, yerr=error, color=colour, linestyle="none", marker="o", markersize=5, capsize=3
-            )
-        panels[1].errorbar(
-            users, sides[1][0], yerr=[c.half(len(cells)) for c in mine], color=colour, linestyle="none", alpha=0.5,
-            capsize=2,
-        )  # fmt: skip
+        for axes, (ours, theirs) in zip(panels, sides, strict=True):
+            axes.plot(at, ours, color=colour, linewidth=1.2, alpha=0.8)
+            axes.plot(at, theirs, color=colour, linestyle="none", marker="o", markersize=5, label=name)
+        panels[0].plot(at, [c.throughputs for c in mine], color=colour, linestyle="none", marker="o", markersize=2)
+        panels[1].errorbar(at, sides[1][0], yerr=half, color=colour, linestyle="none", alpha=0.6, capsize=2)
     panels[0].set_ylim(bottom=0)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=5, fontsize=8, frameon=False)
-    caption(figure, ["dots: measured; lines: simulated, with replay's interval for τ (99 % for all together)"])
+    panels[2].set_ylim(bottom=0)
+    figure.legend(*panels[2].get_legend_handles_labels(), loc="outside upper right", ncols=5, fontsize=8, frameon=False)
+    caption(figure, ["dots: measured (small: each repetition); lines: simulated, with replay's 99 % interval for τ"])
     return figure
 
 
