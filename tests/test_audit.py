@@ -337,6 +337,15 @@ def test_requests_that_join_late_or_pause_are_drawn():
     assert joins.prompts[0] >= (4, 1)  # its prompt ends in the step before
     scheduler = DSparkAsync(staleness=1, newcomer=0.2)
     np.testing.assert_allclose(output_law(joins, Asked(scheduler)), brute(joins, scheduler), atol=1e-14)
+    seen = []
+
+    def watch(view):
+        seen.append(view.request_ids.tolist())
+        return np.zeros(view.num_seqs, dtype=int)
+
+    output_law(joins, Asked(watch))
+    assert [0] in seen  # in the first step, where the second request does not decode
+    assert [0, 1] in seen
 
 
 # How it is asked
