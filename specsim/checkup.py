@@ -148,7 +148,12 @@ def gamma_words(table: pd.DataFrame, load: str, gamma: int, value: str) -> str:
     row = table[table["gamma"] == gamma].iloc[0]
     lost, ci = float(row["behind"]), float(row["behind_ci"])
     if best == gamma:
-        return f"At {load}, γ = {gamma} is the best fixed length: it is right."
+        longest = (
+            ""
+            if gamma < int(table["gamma"].max())
+            else " (the longest that there is: a longer one was not asked about)"
+        )
+        return f"At {load}, γ = {gamma} is the best fixed length: it is right{longest}."
     told = f"{100 * lost:.1f}" + (f" ± {100 * ci:.1f}" if math.isfinite(ci) else "")
     if lost <= (ci if math.isfinite(ci) else 0.0):
         return f"At {load}, γ = {best} is the best fixed length, within the noise of γ = {gamma} ({told} % of {value})."

@@ -178,7 +178,8 @@ class Plan:
                 ci = f" ± {_number(leader.ci)}" if math.isfinite(leader.ci) else ""
                 parts.append(f"{leader.policy}{level} up to {_number(leader.high)}{ci}")
             lines.append(
-                f"Best tok/s/user (p50) at equal load of a replica{on}, from {_number(walk[0].low)} {self.unit}: "
+                f"Best tok/s/user (p50) at equal load of a replica{on}, whatever the tiers' bounds and however long "
+                f"requests wait for a seat, from {_number(walk[0].low)} {self.unit}: "
                 f"{', then '.join(parts)}, the most that was compared."
             )
         return lines

@@ -102,6 +102,7 @@ def sensitivity_table(trials: Trials, answer: Plan, seed: int) -> tuple[pd.DataF
         changed.setdefault((before.tier.name, change.name), []).append(there)
     for tier in answer.tiers:
         chosen = answer.best(tier)
+        level = []
         for change in CHANGES:
             offers = changed.get((tier.name, change.name), [])
             best = min((o for o in offers if o.capacity.feasible), key=lambda o: o.burden, default=None)
@@ -110,9 +111,20 @@ def sensitivity_table(trials: Trials, answer: Plan, seed: int) -> tuple[pd.DataF
                 rows.append((tier.name, change.name, best.policy if best else "none",
                              best.capacity.value if best else math.nan, best.gpus if best else None,
                              same[0].gpus if same else None))  # fmt: skip
+            if chosen and same and change.traffic == 1 and _within(same[0], chosen):
+                level.append(change.name)
+        if level:
+            notes.append(
+                f"{tier.name}: {', '.join(level)}: told by one seed, and the load of a replica stays within the plan's "
+                "own interval: how it moves may be noise"
+            )
     table = pd.DataFrame(rows, columns=SENSITIVITY)
     table[["gpus", "gpus_kept"]] = table[["gpus", "gpus_kept"]].astype("Int64")
     return table, list(dict.fromkeys(notes))
+
+
+def _within(offer: Offer, chosen: Offer) -> bool:
+    return chosen.capacity.low <= offer.capacity.value <= chosen.capacity.high
 
 
 def _near(trials: Trials, offer: Offer) -> int:

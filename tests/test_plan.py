@@ -120,6 +120,11 @@ def test_how_the_answer_moves(planned):
     assert load("acceptance −10%") < base.capacity.value < load("acceptance +10%")
     assert load("step seconds +10%") < base.capacity.value < load("step seconds −10%")
     assert load("traffic +10%") == base.capacity.value
+    changes = [name for name in table.loc["fast"].index if "traffic" not in name]
+    level = [name for name in changes if base.capacity.low <= load(name) <= base.capacity.high]
+    told = [note for note in planned.notes if note.startswith("fast: ")]
+    assert [note.split(": ")[1].split(", ") for note in told] == ([level] if level else [])
+    assert "may be noise" in "".join(planned.notes)
     assert table.loc[("slow", "traffic +10%"), "gpus"] == math.ceil(
         1.1 * 1.2 * 75 / planned.best("slow").capacity.value
     )
