@@ -263,7 +263,13 @@ def test_a_trace_says_how_it_speculates_and_arrivals_are_replayed(tmp_path, caps
         (["--url", "http://127.0.0.1:9", "--max-tpot-error", "8"], "--max-tpot-error: expected a share"),
         (["--url", "http://127.0.0.1:9", "--scheduler", "MTP1"], "--scheduler: expected --trace too"),
         (["--trace", "traces/mtp1.json"], "--profile: expected the engine's step cost"),
-        (["--url", "http://127.0.0.1:9", "--draft-ms", "-1"], "--draft-ms: expected milliseconds, 0 or more"),
+        (["--url", "http://127.0.0.1:9", "--draft-ms", "-1"], "--draft-ms: expected milliseconds, 0 to 1e6"),
+        (["--url", "http://127.0.0.1:9", "--max-num-seqs", "0"], "--max-num-seqs: expected 1 to 16,777,216, got 0"),
+        (["--url", "http://127.0.0.1:9", "--max-num-batched-tokens", "-1"], "--max-num-batched-tokens: expected 1 to"),
+        (
+            ["--url", "http://127.0.0.1:9", "--plain-url", "http://127.0.0.1:9/"],
+            "--plain-url: expected another server than --url",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments: list[str], expected: str):

@@ -14,11 +14,14 @@ pytest.importorskip("httpx", reason="the extra live is not installed")
 import httpx
 from fake_engine import FakeEngine, FakeTransport, virtual
 
+from specsim.cli.living_report import caveats, last_whole
 from specsim.hardware import Profile
-from specsim.live.calibrating import draft_cost, quiet_table, read_by_both, sending, step_table, to_profile
+from specsim.live.calibrating import StepTable, draft_cost, quiet_table, read_by_both, sending, step_table, to_profile
 from specsim.live.client import Target
 from specsim.live.comparing import Model, Row, Told, compare, drafter_of, fixed_length, model_of
-from specsim.live.experiment import Measured, Plan, run
+from specsim.live.engines import Drafted, Engine
+from specsim.live.experiment import Measured, Plan, Repeat, run
+from specsim.live.load import Drive
 from specsim.schedulers import StaticGamma
 from specsim.types import SpecsimError
 
@@ -334,3 +337,32 @@ def test_a_draft_models_own_profile_is_what_drafting_costs():
     assert cost.type == "autoregressive"
     assert cost.seconds == pytest.approx([JAGGED[n] for n in range(1, 5)])
     assert draft_cost(None, None, (1,)) is None
+
+
+def test_bursts_that_noise_turned_around_are_no_prices_below_nothing():
+    gaps = np.array([-0.059, -0.01, 0.12])
+    table = StepTable({1: float(gaps.mean())}, {1: gaps}, {64: 0.1}, 0)
+    verify = to_profile(table, Engine("vllm", "m"), "a test", "specsim", "2026-11-30").verify
+    assert verify.low[0] == 0
+    assert verify.low[0] < verify.seconds[0] < verify.high[0]
+
+
+def test_the_profile_that_is_kept_is_not_one_that_was_cut_short():
+    engine = Engine("vllm", "m")
+    whole, short = (
+        Model(to_profile(StepTable({1: 0.01}, {}, prompts, 0), engine, "a test", "specsim", "2026-11-30"), engine)
+        for prompts in ({64: 0.1, 256: 0.4}, {64: 0.1})
+    )
+    assert last_whole({0: whole, 1: short}) is whole
+    assert last_whole({0: short, 1: whole}) is whole
+    assert last_whole({0: whole, 1: replace(whole)}) is not whole
+
+
+def test_longer_blocks_than_the_traces_are_told():
+    drive = Drive("closed 2")
+    drive.drafted = Drafted(100.0, 700.0, 90.0)
+    measured = Measured(Engine("vllm", "m"), repeats=[Repeat(checks={"closed 2": drive})])
+    assert caveats(measured, Plan(), 0, None, 7) == []
+    assert caveats(measured, Plan(), 0, None, 1) == [
+        "7 tokens of a block were verified on average, --trace has blocks of 1"
+    ]

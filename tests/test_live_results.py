@@ -106,7 +106,10 @@ def test_all_at_once_and_lengths_one_by_one(tmp_path):
     [
         ([], "expected a result of vllm bench serve"),
         ({"benchmarks": []}, "benchmarks: expected at least one"),
-        (VLLM | {"mean_tpot_ms": "fast"}, "mean_tpot_ms: expected a number, 1e-09 or more, got 'fast'"),
+        (VLLM | {"mean_tpot_ms": "fast"}, "mean_tpot_ms: expected a number, 1e-09 or more and below 2.53, got 'fast'"),
+        (VLLM | {"completed": 0}, "completed: expected a number, 1 or more"),
+        (VLLM | {"total_output_tokens": 0}, "total_output_tokens: expected a number, 3 or more"),
+        (VLLM | {"duration": float("nan")}, "duration: expected a number"),
         (VLLM | {"request_rate": 3.0}, "expected a concurrency or a request rate, got both"),
         (
             {"benchmarks": [guidellm({"type_": "sweep"})]},

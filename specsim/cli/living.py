@@ -35,6 +35,7 @@ LOADS = "Loads"
 KNOWN = "What is known beforehand"
 GATES = "Gates: exit code 1 where one is broken by more than twice the engine's own spread"
 RUN = "Run"
+MOST_TOKENS = 1 << 24
 ENGINES = ("vllm", "sglang", "llamacpp", "specsim")
 
 
@@ -68,7 +69,9 @@ def live(
     max_num_batched_tokens: Annotated[
         int | None, option("--max-num-batched-tokens", help="Most tokens a step (default: the same).", panel=SERVER)
     ] = None,
-    calibrate: Annotated[str, option("--calibrate", help="Users of the loops it learns from.", panel=LOADS)] = "1,3,8",
+    calibrate: Annotated[
+        str, option("--calibrate", help="Users of the loops it learns from, 1 among them.", panel=LOADS)
+    ] = "1,3,8",
     check: Annotated[str, option("--check", help="Users of the loops it predicts.", panel=LOADS)] = "2,4,6",
     poisson: Annotated[
         float | None, option("--poisson", help="Also predict Poisson arrivals at so many requests/s.", panel=LOADS)
@@ -76,9 +79,11 @@ def live(
     arrivals: Annotated[
         Path | None, option("--arrivals", help="Also replay recorded arrivals (the first --requests).", panel=LOADS)
     ] = None,
-    prompt_tokens: Annotated[int, option("--prompt-tokens", help="Of random ids.", panel=LOADS)] = 64,
+    prompt_tokens: Annotated[
+        int, option("--prompt-tokens", help="Of random ids; more than --calibrate's users.", panel=LOADS)
+    ] = 64,
     output_tokens: Annotated[
-        int, option("--output-tokens", help="Of an answer, give or take a quarter.", panel=LOADS)
+        int, option("--output-tokens", help="Of an answer, give or take a quarter; 8 at least.", panel=LOADS)
     ] = 64,
     prompts: Annotated[
         Path | None, option("--prompts", help='JSON lines {"prompt": TEXT or ids} instead, in turn.', panel=LOADS)
@@ -157,6 +162,12 @@ def live(
         if at is not None and (instead is not None or from_results):
             given = "--from-results" if from_results else "a profile or a time that tells the same"
             raise SpecsimError(f"--{name}-url: has no meaning beside {given}")
+    for name, value in (("--max-num-seqs", max_num_seqs), ("--max-num-batched-tokens", max_num_batched_tokens)):
+        if value is not None and not 1 <= value <= MOST_TOKENS:
+            raise SpecsimError(f"{name}: expected 1 to {MOST_TOKENS:,}, got {value:,}")
+    for name, at in (("--plain-url", plain_url), ("--draft-url", draft_url)):
+        if at is not None and url is not None and at.rstrip("/") == url.rstrip("/"):
+            raise SpecsimError(f"{name}: expected another server than --url, got the same")
     known = load_profile(profile) if profile is not None else None
     cost = _draft_cost(draft_profile, draft_ms, calibrate, check)
     drafter, policies = parse_policies([scheduler] if scheduler else [], trace, None)
@@ -208,11 +219,13 @@ def live(
     except KeyboardInterrupt:  # what was measured is kept all the same
         measured.stopped = "the predictions: interrupted"
     measured.faults += compared.problems
-    notes += living_report.caveats(measured, plan, compared.extrapolated, known)
+    notes += living_report.caveats(
+        measured, plan, compared.extrapolated, known, drafter.gamma if drafter is not None else None
+    )
     report = living_report.Report(measured, plan, models, compared.rows, notes, gates)
     living_report.show_all(report)
     if learned is not None and known is None and models:
-        save_profile(models[max(models)].profile, learned)
+        save_profile(living_report.last_whole(models).profile, learned)
     living_report.write(report, picture, record, json)
     living_report.end(report)
 
@@ -223,7 +236,7 @@ def _draft_cost(draft_profile: Path | None, draft_ms: float | None, calibrate: s
     if draft_profile is not None and draft_ms is not None:
         raise SpecsimError("--draft-profile and --draft-ms: expected one of them")
     if draft_ms is not None and not 0 <= draft_ms < 1e6:
-        raise SpecsimError(f"--draft-ms: expected milliseconds, 0 or more, got {draft_ms}")
+        raise SpecsimError(f"--draft-ms: expected milliseconds, 0 to 1e6, got {draft_ms}")
     users = [*_users("--calibrate", calibrate), *_users("--check", check)]
     return draft_cost(load_profile(draft_profile) if draft_profile is not None else None, draft_ms, users)
 
@@ -276,7 +289,7 @@ def _target(timeout: float, temperature: float, ignore_eos: bool) -> Target:
     from specsim.live.client import KEY_VARIABLE, Target
 
     if not 0 < timeout <= 1e6:
-        raise SpecsimError(f"--timeout: expected seconds above 0, got {timeout:g}")
+        raise SpecsimError(f"--timeout: expected seconds above 0, 1e6 at most, got {timeout:g}")
     if not 0 <= temperature <= 100:
         raise SpecsimError(f"--temperature: expected 0 to 100, got {temperature:g}")
     return Target("", "", timeout, temperature, ignore_eos, key=os.environ.get(KEY_VARIABLE))

@@ -46,7 +46,12 @@ class Report:
     gates: Mapping[str, float]
 
 
-def caveats(measured: Measured, plan: Plan, outside: int, known: Profile | None) -> list[str]:
+def last_whole(models: Mapping[int, Model]) -> Model:
+    """The last repetition's model of those that know the most sizes: the last one may have been cut short."""
+    return models[max(models, key=lambda n: (len(getattr(models[n].profile.verify, "tokens", ())), n))]
+
+
+def caveats(measured: Measured, plan: Plan, outside: int, known: Profile | None, gamma: int | None = None) -> list[str]:
     """What must stand beside the predictions."""
     notes = [known.caveat] if known is not None and known.caveat else []
     notes += measured.engine.notes
@@ -55,6 +60,9 @@ def caveats(measured: Measured, plan: Plan, outside: int, known: Profile | None)
         notes.append(f"{counted} answers told no usage: their chunks were counted as tokens")
     if outside:
         notes.append(f"{outside:,} simulated steps were priced beyond what was measured, along the last slope")
+    lengths = [d.drafted.verified_tokens - 1 for r in measured.repeats for d in r.checks.values() if d.drafted]
+    if gamma is not None and lengths and max(lengths) > gamma + 0.01:
+        notes.append(f"{max(lengths):.3g} tokens of a block were verified on average, --trace has blocks of {gamma}")
     told = [r.acceptance for r in measured.repeats if r.acceptance is not None]
     notes += dict.fromkeys(note for e in told for note in e.notes if note == ONE_MEAN or note.startswith(SHORT_DRAFTS))
     if known is None:
@@ -114,7 +122,7 @@ def _learned(report: Report) -> list[str]:
     """What the predictions rest on, in lines."""
     lines = []
     if report.models:
-        model = report.models[max(report.models)]
+        model = last_whole(report.models)
         verify: Any = model.profile.verify
         if not report.plan.known_steps:
             most = max(report.plan.calibrate)

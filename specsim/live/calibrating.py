@@ -154,8 +154,11 @@ def to_profile(table: StepTable, engine: Engine, device: str, command: str, date
             f"--prompt-tokens: expected more than {table.most}, the most requests that ran together in the calibration"
         )
     points = {**table.seconds, **prompts}
-    low = {n: float(np.quantile(table.gaps[n], 0.25)) if n in table.gaps else points[n] for n in points}
-    high = {n: float(np.quantile(table.gaps[n], 0.75)) if n in table.gaps else points[n] for n in points}
+    # A difference of two bursts may be below nothing on a machine that is disturbed, a price may not.
+    low, high = dict(points), dict(points)
+    for n, gaps in table.gaps.items():
+        quarter, three_quarters = np.quantile(gaps, (0.25, 0.75)).tolist()
+        low[n], high[n] = max(0.0, min(quarter, points[n])), max(three_quarters, points[n])
     return Profile(
         schema="specsim.profile/1",
         name=f"live-{engine.kind}",

@@ -77,7 +77,8 @@ class _Cells:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 2**53:
                 raise SpecsimError(
-                    f"{self.path}: {self.prefix}{where}: expected a number, {least:g} or more, got {value!r}"
+                    f"{self.path}: {self.prefix}{where}: expected a number, {least:g} or more and below 2^53, "
+                    f"got {value!r}"
                 )
             return float(value)
         raise SpecsimError(f"{self.path}: {self.prefix}{' or '.join(places)}: expected a number, got none")
@@ -117,11 +118,13 @@ def _published(cells: _Cells, tool: str, workload: Workload, numbers: Mapping[st
 
 
 def _vllm(cells: _Cells) -> Published:
-    count = cells.whole("completed")
+    count = round(cells.number("completed", least=1))
+    if cells.get("duration") is not None:
+        cells.number("duration", least=1e-9)
     users = None if cells.get("max_concurrency") is None else cells.whole("max_concurrency")
     burstiness = cells.number("burstiness", least=1e-6) if cells.get("burstiness") is not None else 1.0
     prompt = cells.lengths("input_lens") or Fixed(max(1, round(cells.number("total_input_tokens") / count)))
-    output = cells.lengths("output_lens") or Fixed(max(1, round(cells.number("total_output_tokens") / count)))
+    output = cells.lengths("output_lens") or Fixed(round(cells.number("total_output_tokens", least=count) / count))
     workload = cells.workload(users, cells.rate("request_rate"), burstiness**-0.5, count, prompt, output)
     tpot = cells.number("mean_tpot_ms", least=1e-9) * 1e-3
     numbers = {
