@@ -302,3 +302,15 @@ def test_what_does_not_fit_is_one_line(target, profile):
             engine.submit(prompt, most)
     assert not engine.busy
     assert engine.submit([0] * 6).max_tokens == 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_answers_as_the_cpu_does():
+    answers = []
+    for device in ("cpu", "cuda"):
+        there, drafter = tiny_target(vocab=VOCAB, ends=4), tiny_drafter("dspark", VOCAB)
+        there.model.to(device)
+        engine = Engine(there, drafter.to(device), uneven, max_num_seqs=3, max_model_len=64)
+        requests = run(engine, texts(6, np.random.default_rng(7)), np.random.default_rng(1))
+        answers.append([request.output for request in requests])
+    assert answers[0] == answers[1]
