@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from pages import section
 
 from specsim.baseline import read_baseline
 from specsim.cli import gating_report
@@ -17,7 +18,6 @@ from specsim.compare import LOSS, Change, Comparison
 ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "hw_profiles/dsv4-flash-b300-tp4.json"
 TRACE = ROOT / "traces/qwen3-4b-dspark.json"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 LOAD = ("--closed", "2,8", "--num-requests", "30", "--output-tokens", "24", "--seeds", "3", "--jobs", "1")
 
 Run = Callable[..., tuple[int, str, str]]
@@ -61,6 +61,7 @@ def test_a_slower_engine_fails_and_every_report_says_so(run: Run, tmp_path: Path
     code, text, err = run("compare", base, again)
     assert (code, err) == (0, "")
     assert "Passed: the same" in text
+    assert not re.search(r"tok/s ≥ 80: *\n", text)  # the key below the table is not torn
 
     new = write(run, tmp_path / "new.json", *schedulers, profile=slow_profile)
     out = {name: tmp_path / "deep" / name for name in ("s.md", "r.xml", "f.png", "c.json")}
@@ -223,25 +224,44 @@ def test_names_that_users_chose_break_no_report() -> None:
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
 
 
-def test_the_workflows_of_the_readme_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workflow, hooks = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL))
+def test_the_workflow_and_the_hook_of_the_readme_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the tour's own files: they pass as they are, and fail once the scheduler is made worse."""
+    tour = section(ROOT / "README.md", "You keep a front from sliding (CI)")
+    files = [(block.name, block.text) for block in tour.blocks if block.name]
+    workflow = yaml.safe_load(dict(files)[".github/workflows/front.yml"])
+    hook = yaml.safe_load(dict(files)[".pre-commit-config.yaml"])["repos"][0]["hooks"][0]
     steps = next(iter(workflow["jobs"].values()))["steps"]
     lines = [line for step in steps for line in step.get("run", "").replace("\\\n", " ").splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("specsim ")]
     assert [c[0] for c in commands] == ["baseline", "compare"]
-    for name in ("hw_profiles", "traces", "experiments"):
+    shell, flag, script = shlex.split(hook["entry"])
+    assert (shell, flag) == ("sh", "-c")
+    assert [shlex.split(c)[1:4] for c in script.split(" && ")] == [c[:3] for c in commands]
+
+    (tmp_path / "out").mkdir()
+    for name in ("hw_profiles", "traces"):
         (tmp_path / name).symlink_to(ROOT / name)
+    policies = [text for name, text in files if name == "policy.py"]
+    (tmp_path / "policy.py").write_text(policies[0])
+    (tmp_path / "gate.toml").write_text(dict(files)["gate.toml"])
     monkeypatch.chdir(tmp_path)
-    summary = tmp_path / "summary.md"
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    for command in commands:
-        words = [str(summary) if word == "$GITHUB_STEP_SUMMARY" else word for word in command]
-        words += ["--seeds", "2", "--jobs", "1"] * (words[0] == "baseline")
-        code, _, err = run(*words)
-        assert code == 0, err
-    assert "✅" in summary.read_text()
-    entry = hooks["repos"][0]["hooks"][0]["entry"]
-    assert entry == "make gate"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    few = ("--seeds", "4", "--num-requests", "40", "--jobs", "1")
+    assert run("baseline", "--scenario", "gate.toml", *few, "--out", "front.json")[0] == 0
+    for policy, code, mark in ((policies[0], 0, "✅"), (policies[-1], 1, "❌")):
+        (tmp_path / "policy.py").write_text(policy)
+        (tmp_path / "summary.md").unlink(missing_ok=True)
+        made, compared = ([w.replace("$GITHUB_STEP_SUMMARY", "summary.md") for w in c] for c in commands)
+        assert run(*made, *few)[0] == 0
+        assert run(*compared)[0] == code
+        assert mark in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "out/front.xml").exists()
+    assert (tmp_path / "out/front.png").exists()
+
+
+def test_make_gate_runs_what_the_page_says() -> None:
     assert re.search(
         r"^gate:.*\n(\t.*specsim (baseline|compare).*\n){2}", (ROOT / "Makefile").read_text(), re.MULTILINE
     )

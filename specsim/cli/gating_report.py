@@ -19,7 +19,7 @@ from specsim.files import read_text, write_text
 
 MARKS = {LOSS: "▼ ", GAIN: "▲ ", MOVED: "◆ "}
 KEY = (
-    "▼ regression, ▲ gain, ◆ moved beyond noise, = the same, – not read; ± half of the 95 % interval. tok/s ≥ 80:\n"
+    "▼ regression, ▲ gain, ◆ moved beyond noise, = the same, – not read; ± half of the 95 % interval. tok/s ≥ 80: "
     "throughput at 80 tok/s/user or more; speed at 50 %: tok/s/user at half of BASE's greatest throughput; area: "
     "hypervolume"
 )
@@ -122,7 +122,7 @@ def summary(found: Comparison, caveats: Sequence[str], command: str) -> str:
     if rows:
         lines += [f"| {' | '.join(columns)} |", f"|---{'|--:' * (len(columns) - 1)}|"]
         lines += [f"| {_code(row[0])} | {' | '.join(row[1:])} |" for row in rows]
-        lines += ["", f"% of BASE. {KEY.replace(chr(10), ' ')}.", ""]
+        lines += ["", f"% of BASE. {KEY}.", ""]
     lines += [f"- {_escaped(line)}" for line in failures(found)]
     lines += [f"- note: {_escaped(line)}" for line in (*found.notes, *caveats)]
     if found.changes:
