@@ -115,3 +115,8 @@ def stream(seed: int, name: str) -> np.random.Generator:
     another arrival law) leaves the draws of the others as they were: common random numbers.
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(STREAMS.index(name),)))
+
+
+def to_install(extra: str) -> str:
+    """How to get an optional part of the package, in words that end a sentence."""
+    return f"pip install 'specsim[{extra}]' (in a checkout: pip install -e '.[{extra}]')"

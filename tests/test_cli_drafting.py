@@ -351,7 +351,9 @@ def test_without_torch_one_line_says_what_to_install(verb, run, tmp_path, monkey
     flags = {"record": ["--drafter", "ngram"], "train-drafter": ["--work", tmp_path]}[verb]
     code, text, err = run(verb, "--target", "t", "--prompts", "p", "--out", tmp_path / "o", *flags)
     assert (code, text) == (2, "")
-    assert err == "error: drafters need torch: pip install 'specsim[drafters]'\n"
+    assert err == (
+        "error: drafters need torch: pip install 'specsim[drafters]' (in a checkout: pip install -e '.[drafters]')\n"
+    )
 
 
 @pytest.mark.parametrize("verb", ["record", "train-drafter"])

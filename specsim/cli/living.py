@@ -20,7 +20,7 @@ from specsim.cli.inputs import one_of, parse_numbers, parse_policies, policy_fil
 from specsim.cli.options import option
 from specsim.files import check_apart, check_folder, check_output
 from specsim.hardware import Profile, load_profile, save_profile
-from specsim.types import SpecsimError
+from specsim.types import SpecsimError, to_install
 from specsim.validate import parse_share
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def live(
     Example: specsim validate live --url http://127.0.0.1:8000 --poisson 0.5 --out out/live --max-tpot-error 8%
     """
     if importlib.util.find_spec("httpx") is None:
-        raise SpecsimError("validate live: needs httpx: pip install 'specsim[live]'")
+        raise SpecsimError(f"validate live: needs httpx: {to_install('live')}")
     from specsim.live import comparing
     from specsim.live.client import check_url
 

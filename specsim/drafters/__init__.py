@@ -5,7 +5,7 @@
 
 from importlib.util import find_spec
 
-from specsim.types import SpecsimError
+from specsim.types import SpecsimError, to_install
 
 NEEDS = ("torch", "transformers", "safetensors", "gguf", "accelerate")
 
@@ -17,4 +17,4 @@ def check_installed() -> None:
     """
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        raise SpecsimError(f"drafters need {', '.join(missing)}: pip install 'specsim[drafters]'")
+        raise SpecsimError(f"drafters need {', '.join(missing)}: {to_install('drafters')}")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from specsim.hardware import Profile
 from specsim.importers.composed import KV_NOTE, PACKAGE, Deployment, compose
 from specsim.importers.profile_parts import Ask, Found, check_bounds, option
-from specsim.types import SpecsimError
+from specsim.types import SpecsimError, to_install
 
 BACKENDS = ("vllm", "sglang", "trtllm")
 
@@ -144,7 +144,7 @@ def _open(
         from aiconfigurator_core.sdk import common, memory, perf_database, utils
         from aiconfigurator_core.sdk.engine import EngineHandle
     except ImportError as error:
-        raise SpecsimError(f"AIConfigurator's data need {PACKAGE}: pip install 'specsim[silicon]'") from error
+        raise SpecsimError(f"AIConfigurator's data need {PACKAGE}: {to_install('silicon')}") from error
     # Any other name would be looked for on the internet.
     if model not in common.DefaultHFModels and not Path(model, "config.json").is_file():
         have = sorted(common.DefaultHFModels)

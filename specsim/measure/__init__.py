@@ -6,7 +6,7 @@ an anchor and its draft tokens) and what comes out is a hardware profile, a log 
 
 from importlib.util import find_spec
 
-from specsim.types import SpecsimError
+from specsim.types import SpecsimError, to_install
 
 
 def check_installed() -> None:
@@ -15,4 +15,4 @@ def check_installed() -> None:
     Called before the modules of this package are imported, which import torch at their top.
     """
     if find_spec("torch") is None:
-        raise SpecsimError("measuring needs torch: pip install 'specsim[drafters]'")
+        raise SpecsimError(f"measuring needs torch: {to_install('drafters')}")

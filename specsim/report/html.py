@@ -17,11 +17,11 @@ from typing import Any
 
 from specsim.files import read_text
 from specsim.report.charts import DASHES, PALETTE, SHAPES
-from specsim.types import SpecsimError
+from specsim.types import SpecsimError, to_install
 
 PAGE = Path(__file__).parent / "page"
 VEGA_LITE = "6.4"
-EXTRA = "the page's charts need vl-convert-python: pip install 'specsim[report]'"
+EXTRA = f"the page's charts need vl-convert-python: {to_install('report')}"
 OUTLINES = {
     "circle": '<circle cx="15" cy="6" r="4"/>',
     "square": '<rect x="11.4" y="2.4" width="7.2" height="7.2"/>',
