@@ -31,6 +31,7 @@ METRICS = ("throughput", "interactivity_p50", "interactivity_p10", "tau", "verif
 FLOORS = (30.0, 50.0, 80.0, 120.0)
 """Floors of interactivity (tok/s/user) that are compared where none are told."""
 DIGITS = 10
+LARGEST = 1e15
 RESULTS = "results.parquet"
 WANTED = f"what specsim baseline wrote, or the {RESULTS} of specsim sweep --out or pareto --out"
 
@@ -92,8 +93,8 @@ class Baseline(_Strict):
                 numbers = getattr(run, metric)
                 if len(numbers) != len(self.seeds):
                     raise ValueError(f"runs.{i}.{metric}: expected {len(self.seeds)} numbers, one a seed")
-                if any(v is not None and v < 0 for v in numbers):
-                    raise ValueError(f"runs.{i}.{metric}: expected numbers, 0 or more")
+                if any(v is not None and not 0 <= v <= LARGEST for v in numbers):
+                    raise ValueError(f"runs.{i}.{metric}: expected numbers, 0 or more and {LARGEST:g} at most")
             if (run.policy, run.load) in seen:
                 raise ValueError(f"runs.{i}: {run.policy} at load {run.load:g} stands here twice, expected once")
             seen.add((run.policy, run.load))

@@ -153,7 +153,9 @@ def gamma_words(table: pd.DataFrame, load: str, gamma: int, value: str) -> str:
             if gamma < int(table["gamma"].max())
             else " (the longest that there is: a longer one was not asked about)"
         )
-        return f"At {load}, γ = {gamma} is the best fixed length: it is right{longest}."
+        level = table.loc[(table["gamma"] != gamma) & (table["behind"] <= table["behind_ci"]), "gamma"].tolist()
+        noise = f" Within the noise of it: γ = {', '.join(map(str, level))}." if level else ""
+        return f"At {load}, γ = {gamma} is the best fixed length: it is right{longest}.{noise}"
     told = f"{100 * lost:.1f}" + (f" ± {100 * ci:.1f}" if math.isfinite(ci) else "")
     if lost <= (ci if math.isfinite(ci) else 0.0):
         return f"At {load}, γ = {best} is the best fixed length, within the noise of γ = {gamma} ({told} % of {value})."

@@ -153,7 +153,8 @@ class Plan:
                 unable.append(f"{self._name(other)} ({other.capacity.nearest})")
                 continue
             saving, ci = best.saving(other)
-            told = f"{100 * saving:.1f}" + (f" ± {100 * ci:.1f}" if math.isfinite(ci) else "")
+            told = f"{100 * saving:.1f}" + (f" ± {100 * ci:.1f}" if math.isfinite(ci) and not found.at_least else "")
+            told = f"at least {told}" if found.at_least else told
             if saving <= max(ci if math.isfinite(ci) else 0.0, RESOLUTION):
                 level.append(f"{self._name(other)} ({told} %, {other.gpus} GPUs)")
             else:
@@ -179,7 +180,7 @@ class Plan:
                 parts.append(f"{leader.policy}{level} up to {_number(leader.high)}{ci}")
             lines.append(
                 f"Best tok/s/user (p50) at equal load of a replica{on}, whatever the tiers' bounds and however long "
-                f"requests wait for a seat, from {_number(walk[0].low)} {self.unit}: "
+                f"requests wait for a seat, from {self._amount(walk[0].low)}: "
                 f"{', then '.join(parts)}, the most that was compared."
             )
         return lines
@@ -196,6 +197,9 @@ class Plan:
 
     def _name(self, offer: Offer) -> str:
         return f"{offer.policy} on {offer.profile}" if self.several_profiles else offer.policy
+
+    def _amount(self, load: float) -> str:
+        return f"{_number(load)} {self.unit.removesuffix('s') if self.unit == 'users' and load == 1 else self.unit}"
 
     def _less(self) -> str:
         return "fewer GPUs" if len({offer.price for offer in self.offers}) == 1 else "less cost"

@@ -386,7 +386,7 @@ def fresh(scheduler: Any) -> Any:
     """What to call: what start() returns, or the scheduler itself, which all replicas and runs then share."""
     try:
         return scheduler.start() if hasattr(scheduler, "start") else scheduler
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: start: {type(error).__name__}: {error}") from error
 
 
@@ -396,7 +396,7 @@ def ask(scheduler: Any, schedule: Any, view: StepView) -> Lens:
         lens = np.asarray(schedule(view))
     except SpecsimError as error:
         raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # one that ends the program would end it as if all were well
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise SpecsimError(
             f"scheduler {scheduler_name(scheduler)}: {type(error).__name__}: {error} "

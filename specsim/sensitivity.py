@@ -115,8 +115,8 @@ def sensitivity_table(trials: Trials, answer: Plan, seed: int) -> tuple[pd.DataF
                 level.append(change.name)
         if level:
             notes.append(
-                f"{tier.name}: {', '.join(level)}: told by one seed, and the load of a replica stays within the plan's "
-                "own interval: how it moves may be noise"
+                f"{tier.name}: {', '.join(level)}: told by one seed, and the load of a replica with the plan's choice "
+                "stays within the plan's own interval: how it moves may be noise"
             )
     table = pd.DataFrame(rows, columns=SENSITIVITY)
     table[["gpus", "gpus_kept"]] = table[["gpus", "gpus_kept"]].astype("Int64")

@@ -159,7 +159,7 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
         (("simulate", *BASE, "--closed", "2", "--rate", "5"), "--rate: has no meaning with --closed"),
         (("simulate", *BASE, "--closed", "2", "--cv", "3"), "--cv: has no meaning with --closed"),
         (("simulate", *BASE, "--poisson", "2", "--think", "3"), "--think: has no meaning with --poisson"),
-        (("simulate", *BASE, "--poisson", "2", "--num-requests", "0"), "--num-requests: expected 1 or more"),
+        (("simulate", *BASE, "--poisson", "2", "--num-requests", "0"), "--num-requests: expected 1 to 100,000,000"),
         (("simulate", *BASE, "--ramp", "1,2"), "--ramp: expected START,END,SECONDS"),
         (("simulate", *BASE, "--closed", "1", "--domains", "poetry"), "domain 'poetry'"),
         (("simulate", *BASE, "--closed", "1", "--slo-ttft", "nan"), "SLO: ttft: expected a number above 0"),
@@ -414,3 +414,24 @@ def test_a_command_is_told_as_it_was_typed() -> None:
     words = ["profile", "fit", "--tag", "a b", "--no-dry", "--tag", "c", "x.csv", "y z.csv"]
     app(words, standalone_mode=False)
     assert told == ["specsim profile fit x.csv 'y z.csv' --tag 'a b' --tag c --no-dry"]
+
+
+@pytest.mark.parametrize("where", ["file", "call", "step"])
+def test_a_scheduler_that_ends_the_program_is_a_mistake(run: Run, tmp_path: Path, where: str) -> None:
+    text = {
+        "file": "import sys\nsys.exit(0)\n",
+        "call": "import sys\nclass Mine:\n    def __init__(self):\n        sys.exit(0)\n",
+        "step": "import sys\ndef Mine(view):\n    sys.exit(0)\n",
+    }[where]
+    path = tmp_path / "ends.py"
+    path.write_text(text)
+    assert "SystemExit: 0" in mistake(run, "simulate", *BASE, *SMALL, "-s", f"{path}:Mine")
+
+
+def test_more_than_can_be_run_is_refused_at_once(run: Run) -> None:
+    assert "--num-requests: expected 1 to 100,000,000" in mistake(
+        run, "simulate", *BASE, "--poisson", "20", "--num-requests", 10**18
+    )
+    code, _, err = run("sweep", *BASE, *SMALL, "--seeds", 10**18)
+    assert code == 2
+    assert "--seeds" in err

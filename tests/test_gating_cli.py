@@ -265,3 +265,13 @@ def test_make_gate_runs_what_the_page_says() -> None:
     assert re.search(
         r"^gate:.*\n(\t.*specsim (baseline|compare).*\n){2}", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
+
+
+def test_an_absurd_number_is_a_mistake(run: Run, tmp_path: Path) -> None:
+    base = write(run, tmp_path / "a.json", "-s", "NoSpec")
+    data = json.loads(base.read_text())
+    data["runs"][0]["throughput"][0] = 1e300
+    (tmp_path / "b.json").write_text(json.dumps(data))
+    assert "runs.0.throughput: expected numbers, 0 or more and 1e+15 at most" in mistake(
+        run, "compare", tmp_path / "b.json", base
+    )

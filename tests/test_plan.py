@@ -276,3 +276,19 @@ def test_a_plan_of_the_readme_prints():
     text = str(ss.plan(base, slo=ss.SLO(interactivity=30), rate=20.0, seeds=[0], jobs=1, sensitivity=False))
     assert "MTP1()" in text
     assert parse_tier("all: interactivity>=30").bounds[0].limit == 30
+
+
+def test_a_saving_from_a_load_that_was_not_ended_is_told_as_the_least():
+    """With sixteen seats a replica holds them all; NoSpec does not."""
+    base = ss.Scenario(
+        make_profile(verify={"type": "table1d", "tokens": [1, 4096], "seconds": [0.01, 0.4], "below": "linear"}),
+        ClosedLoop(1, 8, 32, measured=40),
+        ss.synthetic(0.9, gamma=3),
+        max_num_seqs=16,
+    )
+    tier = ["a: interactivity>=88@p50"]
+    answer = ss.plan(base, [ss.NoSpec(), ss.StaticGamma(3)], tier, users=90, seeds=(0, 1), jobs=1, sensitivity=False)
+    assert answer.best("a").capacity.at_least
+    assert not answer.of("a")[0].capacity.at_least
+    assert "that is at least" in answer.words(answer.tiers[0])
+    assert answer.leaders_words()[0].split(", from ")[1].startswith("1 user:")

@@ -60,8 +60,10 @@ def test_the_best_length_and_what_another_costs():
     assert flat["tau"].iloc[3] > 2
     words = gamma_words(flat, "4 users", 3, "the throughput")
     assert words.startswith("At 4 users, γ = 3 is the best fixed length: it is right (the longest that there is")
-    shorter = gamma_words(flat.assign(value=[0, 1, 9, 2]), "4 users", 2, "the throughput")
+    shorter = gamma_words(flat.assign(value=[0, 1, 9, 2], behind=0.5), "4 users", 2, "the throughput")
     assert shorter == "At 4 users, γ = 2 is the best fixed length: it is right."
+    level = gamma_words(flat.assign(behind=[0.5, 0.01, 0.2, 0], behind_ci=0.1), "4 users", 3, "the throughput")
+    assert level.endswith("Within the noise of it: γ = 1.")
     steep = gamma_check(scenario([0.001, 4.096], loop), 4, range(2), jobs=1)
     assert steep["behind"].idxmin() == 0
     assert "γ = 0 is the best fixed length: γ = 3 costs" in gamma_words(steep, "4 users", 3, "the throughput")

@@ -12,7 +12,7 @@ from specsim import baseline as files
 from specsim import compare as comparing
 from specsim.cli import gating_report, show
 from specsim.cli.inputs import one_of, parse_numbers
-from specsim.cli.options import RUN, Options, option, with_options
+from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
 from specsim.cli.run import Jobs, command_line, warn_extrapolated
 from specsim.files import check_apart, check_output, write_text
 from specsim.sweep import sweep
@@ -31,10 +31,18 @@ def baseline(
     sla: Annotated[
         str, option("--sla", help="Interactivity floors that compare reads, tok/s/user.", panel=RUN)
     ] = FLOORS,
-    seeds: Annotated[int, option("--seeds", help="Repetitions: they tell the noise.", min=2, panel=RUN)] = 8,
+    seeds: Annotated[
+        int, option("--seeds", help="Repetitions: they tell the noise.", min=2, max=MOST_SEEDS, panel=RUN)
+    ] = 8,
     first_seed: Annotated[
         int,
-        option("--first-seed", help="The first of the seeds; others than BASE's compare unpaired.", min=0, panel=RUN),
+        option(
+            "--first-seed",
+            help="The first of the seeds; others than BASE's compare unpaired.",
+            min=0,
+            max=10**9,
+            panel=RUN,
+        ),
     ] = 0,
     jobs: Jobs = -1,
 ) -> None:

@@ -27,6 +27,8 @@ from specsim.workload import Arrivals, ClosedLoop, Gamma, Lengths, Poisson, Ramp
 
 PATH_KEYS = ("profile", "trace", "arrivals")
 
+MOST_REQUESTS = 100_000_000
+
 
 def read_scenario(path: Path) -> dict[str, Any]:
     """The options in a TOML scenario file, by option name; its paths are relative to the file.
@@ -151,7 +153,7 @@ def parse_scheduler(text: str) -> Any:
         return found(*args, **kwargs)
     except SpecsimError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecsimError(f"scheduler {text!r}: {type(error).__name__}: {error}") from error
 
 
@@ -189,7 +191,7 @@ def _from_file(path: Path, name: str) -> Any:
     sys.modules[module_name] = module  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a file that ends the program is a mistake, too
         line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, path)
         raise SpecsimError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
     cloudpickle.register_pickle_by_value(module)  # worker processes have not run the file
@@ -326,8 +328,8 @@ def parse_workloads(
     for option, is_unused in unused.items():
         if is_unused:
             raise SpecsimError(f"{option}: has no meaning with {given[0]}")
-    if num_requests is not None and num_requests < 1:
-        raise SpecsimError(f"--num-requests: expected 1 or more, got {num_requests}")
+    if num_requests is not None and not 1 <= num_requests <= MOST_REQUESTS:
+        raise SpecsimError(f"--num-requests: expected 1 to {MOST_REQUESTS:,}, got {num_requests:,}")
     prompt = _law("--prompt-tokens", prompt_tokens or "512")
     output = _law("--output-tokens", output_tokens or "256")
     if closed is not None:

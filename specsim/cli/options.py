@@ -23,6 +23,7 @@ WHAT = "What is served"
 LOAD = "Load"
 ENGINE = "Engine"
 RUN = "Run"
+MOST_SEEDS = 100_000
 LOADS = ("closed", "poisson", "ramp", "arrivals")
 
 

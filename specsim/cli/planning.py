@@ -15,7 +15,7 @@ from specsim.blocktrace import Trace
 from specsim.checkup import acceptance_check, gamma_check, gamma_words
 from specsim.cli import show
 from specsim.cli.inputs import typed_command
-from specsim.cli.options import ENGINE, LOAD, RUN, WHAT, Options, option, with_options
+from specsim.cli.options import ENGINE, LOAD, MOST_SEEDS, RUN, WHAT, Options, option, with_options
 from specsim.engine import Policy, Scenario
 from specsim.files import check_apart, check_output, read_start
 from specsim.hardware import load_profile
@@ -83,7 +83,10 @@ def plan(
         option("--check-gamma", help="Users (with --rate: requests/s) of a replica: is γ right there?", panel=PLAN),
     ] = None,
     seeds: Annotated[
-        int, option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, panel=RUN)
+        int,
+        option(
+            "--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, max=MOST_SEEDS, panel=RUN
+        ),
     ] = 3,
     jobs: Annotated[int, option("--jobs", help="Processes (-1: one a core).", panel=RUN)] = -1,
     json: Annotated[Path | None, option("--json", help="Also write the results as JSON here.", panel=RUN)] = None,

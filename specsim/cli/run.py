@@ -13,7 +13,7 @@ import typer
 from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
-from specsim.cli.options import RUN, Options, option, with_options
+from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
 from specsim.engine import Policy, Scenario
 from specsim.engine import simulate as simulate_once
 from specsim.files import check_apart, check_folder, check_output, write_atomic
@@ -27,7 +27,8 @@ from specsim.workload import Workload
 Out = Annotated[Path | None, option("--out", help="Folder for result files.", panel=RUN)]
 Json = Annotated[Path | None, option("--json", help="Also write the results as JSON here.", panel=RUN)]
 Seeds = Annotated[
-    int, option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, panel=RUN)
+    int,
+    option("--seeds", help="Repetitions, seeds 0, 1, ...: they make the intervals.", min=1, max=MOST_SEEDS, panel=RUN),
 ]
 Jobs = Annotated[int, option("--jobs", help="Processes (-1: one a core).", panel=RUN)]
 Ttft = Annotated[
