@@ -18,14 +18,15 @@ Array = NDArray[np.float64]
 LIGHT = 16
 """Schedulers are compared from this share of the smallest capacity on, up to the largest."""
 LEVEL = 0.01
-"""Relative difference in tok/s/user below which two schedulers count as level, whatever the seeds say."""
+"""Relative difference in tok/s or tok/s/user below which two schedulers count as level, whatever the seeds say."""
 ROUNDS = 2
 """How often the loads around a change are halved."""
 
 
 @dataclass(frozen=True)
 class Leader:
-    """``policy`` leads in tok/s/user (p50), or is level with who does, at loads ``low`` to ``high`` of a replica.
+    """``policy`` leads (in tok/s of as many users, tok/s/user at a rate) or is level with who does, at loads ``low`` to
+    ``high`` of a replica.
 
     ``ci``: half the 95 % interval of ``high``, the load from which the next leader is better; NaN where the seeds do
     not each show that change, and for the last leader. ``level``: others that were level with it all the way.
@@ -42,6 +43,9 @@ def leaders(
     trials: Trials, of: Sequence[tuple[str, Case]], found: Sequence[Capacity], seeds: Sequence[int]
 ) -> list[Leader]:
     """Compare the policies ``of`` (label, case) at equal loads, about those that were ``found`` to be sustained.
+
+    By output tokens/s of as many users, who may wait for a seat; at a rate, where all sell the same, by
+    interactivity_p50.
 
     A leader stays until another is better by more than LEVEL and than the half-width of their paired difference over
     the seeds; of several that could stay, the one that stays longest leads.
@@ -77,7 +81,9 @@ def leaders(
 
 def _speed(trials: Trials, ask: Ask) -> float:
     trial = trials(ask)
-    return math.nan if trial.beyond else trial.statistics["interactivity_p50"]
+    if trial.beyond:
+        return math.nan
+    return trial.tokens if ask.case.scenario.workload.closed else trial.statistics["interactivity_p50"]
 
 
 def _beaten(speed: Array, policy: int, load: int) -> bool:

@@ -60,9 +60,9 @@ class Plan:
     """The answer of :func:`specsim.plan.plan`; ``str`` of it is for people, ``to_dict`` for programs.
 
     ``unit``: users or requests/s; ``demand``: of all tiers together. ``leaders``, by profile: from which load of a
-    replica to which a scheduler is best in tok/s/user (p50). ``sensitivity``: a row a tier and change: ``policy`` (the
-    best then), ``load`` of a replica, ``gpus`` and ``gpus_kept`` (of the plan's own choice). ``notes`` and
-    ``caveats``: a line each.
+    replica to which a scheduler is best: in tok/s of as many users, or in tok/s/user (p50) at a rate. ``sensitivity``:
+    a row a tier and change: ``policy`` (the best then), ``load`` of a replica, ``gpus`` and ``gpus_kept`` (of the
+    plan's own choice). ``notes`` and ``caveats``: a line each.
     """
 
     tiers: tuple[Tier, ...]
@@ -178,9 +178,9 @@ class Plan:
                 level = f" (level with it: {', '.join(leader.level)})" if leader.level else ""
                 ci = f" ± {_number(leader.ci)}" if math.isfinite(leader.ci) else ""
                 parts.append(f"{leader.policy}{level} up to {_number(leader.high)}{ci}")
+            best = "Most tok/s" if self.unit == "users" else "Best tok/s/user (p50)"
             lines.append(
-                f"Best tok/s/user (p50) at equal load of a replica{on}, whatever the tiers' bounds and however long "
-                f"requests wait for a seat, from {self._amount(walk[0].low)}: "
+                f"{best} at equal load of a replica{on}, whatever the tiers' bounds, from {self._amount(walk[0].low)}: "
                 f"{', then '.join(parts)}, the most that was compared."
             )
         return lines

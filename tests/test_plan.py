@@ -292,3 +292,16 @@ def test_a_saving_from_a_load_that_was_not_ended_is_told_as_the_least():
     assert not answer.of("a")[0].capacity.at_least
     assert "that is at least" in answer.words(answer.tiers[0])
     assert answer.leaders_words()[0].split(", from ")[1].startswith("1 user:")
+
+
+def test_of_as_many_users_who_sells_most_leads_and_waiting_counts():
+    """Sixteen tokens a step: without drafts sixteen users are served at once, with three drafts each four of them."""
+    base = small(ClosedLoop(1, 8, 32, measured=120))
+    base = replace(base, max_num_batched_tokens=16)
+    tier = ["a: e2e<=800ms@p50"]
+    answer = ss.plan(base, POLICIES, tier, users=9, seeds=(0, 1), jobs=1, sensitivity=False)
+    assert [leader.policy for leader in answer.leaders["small"]] == ["StaticGamma(3)", "NoSpec()"]
+    assert answer.leaders_words()[0].startswith("Most tok/s at equal load")
+    of_served = ss.plan(replace(base, workload=Poisson(1, 60, 8, 32)), POLICIES, tier, rate=2.0, seeds=(0, 1), jobs=1,
+                        sensitivity=False)  # fmt: skip
+    assert of_served.leaders_words()[0].startswith("Best tok/s/user (p50) at equal load")
