@@ -163,8 +163,8 @@ def live(
             given = "--from-results" if from_results else "a profile or a time that tells the same"
             raise SpecsimError(f"--{name}-url: has no meaning beside {given}")
     for name, value in (("--max-num-seqs", max_num_seqs), ("--max-num-batched-tokens", max_num_batched_tokens)):
-        if value is not None and not 1 <= value <= MOST_TOKENS:
-            raise SpecsimError(f"{name}: expected 1 to {MOST_TOKENS:,}, got {value:,}")
+        if value is not None:
+            _check_within(name, value, 1, MOST_TOKENS)
     for name, at in (("--plain-url", plain_url), ("--draft-url", draft_url)):
         if at is not None and url is not None and at.rstrip("/") == url.rstrip("/"):
             raise SpecsimError(f"{name}: expected another server than --url, got the same")
@@ -241,6 +241,11 @@ def _draft_cost(draft_profile: Path | None, draft_ms: float | None, calibrate: s
     return draft_cost(load_profile(draft_profile) if draft_profile is not None else None, draft_ms, users)
 
 
+def _check_within(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise SpecsimError(f"{name}: expected {least:g} to {most:,.0f}, got {value:g}")
+
+
 def _draft_len(verify: Any, drafter: Drafter | None) -> int:
     """Tokens of a block that are verified: as the scheduler says where it is static, else all."""
     gamma = 0 if drafter is None else drafter.gamma
@@ -270,8 +275,7 @@ def _plan(
         ("--max-seconds", max_seconds, 1, 1e6),
         ("--poisson", 1.0 if poisson is None else poisson, 1e-6, 1e6),
     ):
-        if not least <= value <= most:
-            raise SpecsimError(f"{name}: expected {least:g} to {most:,.0f}, got {value:g}")
+        _check_within(name, value, least, most)
     learned = sorted(_users("--calibrate", calibrate))
     if learned[0] != 1 and not known["known_steps"]:
         raise SpecsimError(f"--calibrate: expected 1 among the users, got {calibrate}")
