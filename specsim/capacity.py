@@ -18,6 +18,7 @@ import joblib
 import numpy as np
 
 from specsim.engine import Scenario
+from specsim.parallel import side_by_side
 from specsim.pareto import half_width
 from specsim.tiers import Tier
 from specsim.trial import GROWTH, Grid, Trial, run_trial
@@ -92,8 +93,8 @@ class Trials:
             return
         # Few sequences make many steps: light loads come first, so that no core is left waiting.
         order = sorted(new.values(), key=lambda a: a.at)
-        parallel = joblib.Parallel(n_jobs=min(self.jobs, len(order)), return_as="generator")
-        trials = parallel(joblib.delayed(run_trial)(a.case.scenario, self.grid.loads[a.at], a.seed) for a in order)
+        cases = ((a.case.scenario, self.grid.loads[a.at], a.seed) for a in order)
+        trials = side_by_side(run_trial, cases, min(self.jobs, len(order)))
         total = len(self.done) + len(order) + 1  # at least one more: how many a search needs is not known
         for ask, trial in zip(order, trials, strict=True):
             self.done[ask.case.name, ask.at, ask.seed] = trial

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import lsq_linear
 
 from specsim.hardware import Additive, DraftCost
 from specsim.hardware.shape import last_slope
@@ -227,6 +226,8 @@ class _Problem:
         return solution
 
     def _solve(self, tau: dict[str, float], factors: Array, wanted: dict[str, float], is_draw: bool) -> Solution:
+        from scipy.optimize import lsq_linear  # here, for it takes a third of the command's time to load
+
         rows, methods = self.rows, self.methods
         held = np.array([row.tokens(tau[row.method]) for row in rows])
         tokens, seqs = _doublings(held.max()), self.seqs

@@ -11,6 +11,7 @@ import pandas as pd
 
 from specsim.engine import Policy, Scenario, simulate
 from specsim.metrics import summarize
+from specsim.parallel import side_by_side
 from specsim.types import SLO, SpecsimError
 
 
@@ -54,11 +55,9 @@ def sweep(
     # Few sequences make many steps: the longest runs come first, so that no core is left waiting.
     order = sorted(range(len(cases)), key=lambda i: cases[i][0].workload.load)
     workers = min(joblib.cpu_count() if jobs < 0 else jobs, len(cases))
-    parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
     tables: list[pd.DataFrame | None] = [None] * len(cases)
-    for done, (i, table) in enumerate(
-        zip(order, parallel(joblib.delayed(_run)(*cases[i]) for i in order), strict=True), start=1
-    ):
+    found = side_by_side(_run, (cases[i] for i in order), workers)
+    for done, (i, table) in enumerate(zip(order, found, strict=True), start=1):
         tables[i] = table
         if progress is not None:
             progress(done, len(cases))

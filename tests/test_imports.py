@@ -15,7 +15,7 @@ TOP = 9
 
 # A package stands for all that is in it. A new module must be given its floor here.
 FLOORS = {
-    "types": 0, "files": 0, "kv": 0, "rules": 1,
+    "types": 0, "files": 0, "kv": 0, "parallel": 0, "rules": 1,
     "hardware": 1, "acceptance": 1, "synthesis": 1, "blocktrace": 1, "calibration": 1,
     "workload": 1, "lengths": 1, "request_table": 1, "workload_file": 1,
     "importers": 2, "views": 2, "schedulers": 2, "zoo": 2, "trace_calibration": 2, "trace_stats": 2, "step_fit": 2,
@@ -143,6 +143,13 @@ def test_importing_specsim_stays_light():
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "specsim.engine" in loaded
     assert not {"torch", "matplotlib", "scipy.stats", "typer", "httpx"} & set(loaded)
+
+
+def test_the_command_loads_what_is_slow_only_where_it_is_needed():
+    code = "import sys, specsim.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "specsim.cli" in loaded
+    assert not {"torch", "matplotlib", "scipy.stats", "scipy.optimize", "httpx"} & set(loaded)
 
 
 def test_the_names_at_the_top_are_there():

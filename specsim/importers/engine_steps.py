@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from specsim.files import parse_json
 from specsim.hardware import Additive, DraftCost
@@ -42,6 +41,8 @@ def read_steps(path: Path, text: str, ask: Ask) -> Found:
     that between a step's end and the next one's start. Raises SpecsimError, naming the line, for what is no step of
     such a log.
     """
+    from scipy.optimize import nnls  # here, for it takes a third of the command's time to load
+
     rows = _rows(path, text)
     decoding, kv, drafts, prefills, prompts = (np.array([row[name] for row in rows]) for name in COUNTS)
     start, whole_step, drafting = (np.array([row[name] for row in rows]) for name in TIMES)
