@@ -226,7 +226,7 @@ class _Problem:
         return solution
 
     def _solve(self, tau: dict[str, float], factors: Array, wanted: dict[str, float], is_draw: bool) -> Solution:
-        from scipy.optimize import lsq_linear  # here, for it takes a third of the command's time to load
+        from scipy.optimize import lsq_linear  # here: loading it would be a quarter of every start
 
         rows, methods = self.rows, self.methods
         held = np.array([row.tokens(tau[row.method]) for row in rows])

@@ -41,7 +41,7 @@ def read_steps(path: Path, text: str, ask: Ask) -> Found:
     that between a step's end and the next one's start. Raises SpecsimError, naming the line, for what is no step of
     such a log.
     """
-    from scipy.optimize import nnls  # here, for it takes a third of the command's time to load
+    from scipy.optimize import nnls  # here: loading it would be a quarter of every start
 
     rows = _rows(path, text)
     decoding, kv, drafts, prefills, prompts = (np.array([row[name] for row in rows]) for name in COUNTS)
