@@ -70,7 +70,7 @@ def test_check_acceptance_needs_no_plan(run: Run, tmp_path: Path, write: Callabl
     )
     code, text, _ = run("plan", "--check-acceptance", write(counters, "metrics.txt"))
     assert code == 0
-    assert "1.60 tokens a block of 2, below the" in text
+    assert "1.60 tokens a block of 2 drafted whole, bonus token included, below the" in text
 
 
 def test_check_gamma(run: Run) -> None:

@@ -205,7 +205,7 @@ def _acceptance(path: Path) -> dict[str, Any]:
     show.console().print(show.table(f"Conditional acceptance by position, {path}", heads, rows))
     show.console().print(check.words() + "\n", soft_wrap=True)
     return {"drafter": check.drafter, "kinds": check.kinds, "sources": check.sources, "tau": check.tau,
-            "tau_published": check.tau_published, "words": check.words(),
+            "tau_cycles": check.tau_cycles, "tau_published": check.tau_published, "words": check.words(),
             "positions": check.positions.to_dict("records")}  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def _gamma(base: Scenario, load: float, seeds: int, jobs: int) -> dict[str, Any]
     words = gamma_words(table, where, base.drafter.gamma, "the throughput" if closed else "tok/s/user")
     rows = [[str(int(r["gamma"])), *(float(r[c]) for c in ("throughput", "interactivity_p50", "tau")),
              100 * float(r["behind"]), 100 * float(r["behind_ci"])] for _, r in table.iterrows()]  # fmt: skip
-    heads = ["γ", "tok/s/GPU", "tok/s/user p50", "tau", "% behind the best", "±"]
+    heads = ["γ", "tok/s/GPU", "tok/s/user p50", "tokens a cycle (τ)", "% behind the best", "±"]
     show.console().print(show.table(f"Blocks of γ tokens, verified whole, at {where}", heads, rows))
     show.console().print(words, soft_wrap=True)
     return {"load": load, "words": words, "lengths": table.to_dict("records")}
