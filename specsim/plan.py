@@ -189,11 +189,12 @@ def model_caveat(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _notes(offers: list[Offer], cases: list[Case], several: bool) -> list[str]:
-    notes = [
-        f"{offer.policy}{f' on {offer.profile}' * several} in {offer.capacity.tier.name}: {line}"
-        for offer in offers
-        for line in offer.capacity.notes
-    ]
+    whom: dict[tuple[str, str], list[str]] = {}  # what is told of several schedulers is told once
+    for offer in offers:
+        for line in offer.capacity.notes:
+            name = offer.policy + f" on {offer.profile}" * several
+            whom.setdefault((offer.capacity.tier.name, line), []).append(name)
+    notes = [f"{', '.join(names)} in {tier}: {line}" for (tier, line), names in whom.items()]
     for case in cases:
         drafter = case.scenario.drafter
         if drafter is not None and isinstance(case.scenario.scheduler, MTP1) and drafter.acceptance.gamma > 1:

@@ -360,6 +360,8 @@ def _decision(best: Offer, rivals: Sequence[Offer]) -> str:
     if mine[0] == theirs[0] and mine[1] < theirs[1]:
         costs = [_dollars(c[1]) for c in (mine, theirs)]
         return f"Between them, at as much an hour, dollars per million tokens decide: {costs[0]} against {costs[1]}."
+    if all(offer.capacity.at_least for offer in (best, *rivals)):
+        return "No load that was asked about ends any of them: a bound on ttft, e2e or queue would tell them apart."
     return "Between them nothing decides: take either."
 
 

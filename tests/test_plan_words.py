@@ -121,6 +121,8 @@ def test_a_change_within_the_noise_does_not_unseat_the_choice():
 def test_savings_from_loads_that_nothing_ended():
     base = small(max_num_seqs=4)
     answer = ss.plan(base, POLICIES, ["a: interactivity>=1"], users=9, seeds=(0, 1), jobs=1, sensitivity=False)
+    words = answer.words(answer.tiers[0])
+    assert words.endswith("ends any of them: a bound on ttft, e2e or queue would tell them apart.")
     ended = replace(answer.offers[0], capacity=replace(answer.offers[0].capacity, at_least=False))
     assert answer.offers[0].capacity.at_least
     assert _saving(answer.offers[0], answer.offers[1]) == "0.0"
@@ -156,3 +158,10 @@ def test_what_profiles_do_not_tell_is_noted():
         ss.plan(base, [ss.NoSpec()], FAST, **given)
     fixed = ss.plan(replace(base, kv_tokens=4000), [ss.NoSpec()], FAST, sensitivity=False, **given)
     assert fixed.notes[0].startswith("the drafter's memory has no effect: the size of the KV cache is given (4,000")
+
+
+def test_what_is_noted_of_several_schedulers_is_noted_once():
+    base = small(ss.Poisson(1.0, 60, 8, 32))
+    answer = ss.plan(base, POLICIES, slo=ss.SLO(interactivity=30), rate=9, seeds=[0], jobs=1, sensitivity=False)
+    told = [note for note in answer.notes if "--num-requests" in note]
+    assert [note.partition(": ")[0] for note in told] == ["NoSpec(), StaticGamma(3) in all"]
