@@ -15,7 +15,7 @@ from specsim.pareto import half_width
 from specsim.schedulers import NoSpec, StaticGamma
 from specsim.sweep import sweep
 from specsim.synthesis import Synthetic
-from specsim.trace_stats import acceptance_table, sample
+from specsim.trace_stats import acceptance_table, sample, tau_table
 from specsim.trial import at_load
 from specsim.types import SpecsimError
 
@@ -54,7 +54,10 @@ class AcceptanceCheck:
     """``positions``: a row a position with ``yours``, ``low`` and ``high`` (its 95 % interval, NaN where the trace is
     parameters), ``published_low`` and ``published_high`` over the domains, and ``verdict`` (below, within or above; ""
     where nothing was published). ``tau``: tokens a block of ``gamma`` tokens, as many of its own as something was
-    published for, with the published range.
+    published for, with the published range; it is the product of ``yours``: over all blocks, as if each were drafted
+    whole, as what was published is. ``tau_cycles``: tokens a cycle of a replay of blocks cut to ``gamma``, which is
+    ``tau_table``'s τ, where stretches that drafts get through quickly have fewer cycles; NaN where the two are the same
+    but for chance (parameters of one domain). Both count the bonus token.
     """
 
     drafter: str
@@ -64,15 +67,21 @@ class AcceptanceCheck:
     gamma: int
     tau: float
     tau_published: tuple[float, float]
+    tau_cycles: float = math.nan
 
     def words(self) -> str:
         """The answer in a sentence or two."""
         low, high = self.tau_published
         where = "below" if self.tau < low else "above" if self.tau > high else "within"
         text = (
-            f"{self.drafter}: {self.tau:.2f} tokens a block of {self.gamma}, {where} the {low:.2f} to {high:.2f} "
-            f"published for {' or '.join(self.kinds)} ({'; '.join(self.sources)})."
+            f"{self.drafter}: {self.tau:.2f} tokens a block of {self.gamma} drafted whole, bonus token included, "
+            f"{where} the {low:.2f} to {high:.2f} published for {' or '.join(self.kinds)} ({'; '.join(self.sources)})."
         )
+        if f"{self.tau_cycles:.2f}" not in (f"{self.tau:.2f}", "nan"):
+            text += (
+                f" Over the cycles of a replay, as trace compare counts, τ is {self.tau_cycles:.2f}: where drafts get "
+                "far there are fewer cycles, and short drafts count as they are."
+            )
         for verdict in ("below", "above"):
             at = self.positions.loc[self.positions["verdict"] == verdict, "position"].tolist()
             if at:
@@ -92,7 +101,8 @@ def acceptance_check(trace: Trace | Synthetic) -> AcceptanceCheck:
     name = trace.drafter if isinstance(trace, Synthetic) else trace.meta.drafter
     letters = "".join(c for c in name.lower() if c.isalnum())
     kinds = [p for p in PUBLISHED if p.kind.lower() in letters] or list(PUBLISHED)
-    table = acceptance_table(sample(trace) if isinstance(trace, Synthetic) else trace)
+    blocks = sample(trace) if isinstance(trace, Synthetic) else trace
+    table = acceptance_table(blocks)
     own = table[table["domain"] == TOTAL]
     rows = []
     for _, row in own.iterrows():
@@ -110,16 +120,21 @@ def acceptance_check(trace: Trace | Synthetic) -> AcceptanceCheck:
     taus = [_tau(means[:gamma]) for p in kinds for means in p.domains.values() if len(means) >= gamma]
     tau = _tau(positions["yours"].fillna(0.0).tolist()[:gamma])
     sources = tuple(dict.fromkeys(f"{p.target}, {p.source}" for p in kinds))
-    return AcceptanceCheck(name, tuple(p.kind for p in kinds), sources, positions, gamma, tau, (min(taus), max(taus)))
+    cycles = math.nan
+    if not (isinstance(trace, Synthetic) and len(trace.domains) == 1):
+        whole = tau_table(blocks)
+        cycles = float(whole.loc[(whole["domain"] == TOTAL) & (whole["gamma"] == gamma), "tau"].iloc[0])
+    published = (min(taus), max(taus))
+    return AcceptanceCheck(name, tuple(p.kind for p in kinds), sources, positions, gamma, tau, published, cycles)
 
 
 def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jobs: int = -1) -> pd.DataFrame:
     """Simulate blocks of 0, 1, .. γ tokens, always verified whole, at ``load`` users or requests/s of one replica.
 
-    A row a ``gamma`` (0: no drafter): ``throughput`` (tok/s per GPU), ``interactivity_p50``, ``tau`` (means over
-    ``seeds``), ``value`` (throughput of a closed loop, interactivity_p50 of an open one, whose throughput is that of
-    its arrivals) and ``behind``: the share of it that is lost against the best, with ``behind_ci``, paired by seed.
-    Drafting is paid for that many tokens. Raises SpecsimError without a drafter.
+    A row a ``gamma`` (0: no drafter): ``throughput`` (tok/s per GPU), ``interactivity_p50``, ``tau`` (tokens a cycle;
+    means over ``seeds``), ``value`` (throughput of a closed loop, interactivity_p50 of an open one, whose throughput is
+    that of its arrivals) and ``behind``: the share of it that is lost against the best, with ``behind_ci``, paired by
+    seed. Drafting is paid for that many tokens. Raises SpecsimError without a drafter.
     """
     drafter = base.drafter
     if drafter is None:

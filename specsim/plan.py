@@ -15,10 +15,13 @@ from specsim.hardware import Profile
 from specsim.leaders import leaders
 from specsim.plan_answer import Offer, Plan, replicas_for, tokens_per_second
 from specsim.schedulers import MTP1, DSparkAsync, DSparkGreedy, NoSpec, StaticGamma, scheduler_name
-from specsim.sensitivity import SENSITIVITY, memory_lines, sensitivity_table
+from specsim.sensitivity import SENSITIVITY, check_memory, memory_caveats, memory_lines, sensitivity_table
 from specsim.tiers import Tier, merged, parse_tier, tier_of, with_shares
 from specsim.trial import demanded, grid
 from specsim.types import SLO, SpecsimError
+
+MOST_HEADROOM = 10.0
+"""Headroom above which percents were taken for shares."""
 
 
 def plan(
@@ -45,12 +48,14 @@ def plan(
     DSparkGreedy, DSparkAsync, as far as the drafter allows, and the base's own). ``tiers``: Tier objects or texts for
     ``parse_tier``; or one ``slo``, each bound of which nine of ten requests must meet. Tiers have pools of their own,
     or one ``shared``.
-    ``profiles`` (None: the base's) with ``gpu_price`` dollars for a GPU-hour, one or one for each. Replicas hold the
-    demand and ``headroom`` times as much on top. A replica of an open loop meets the same kind of arrivals as a whole,
-    thinned: where a router spreads them more evenly, it sustains a little more. ``sensitivity=False`` leaves out how
-    the answer moves. ``start``: the load of a replica at which searches begin, which does not change what they find.
+    ``profiles`` (None: the base's) with ``gpu_price`` dollars for a GPU-hour, one or one for each; of different models
+    they compete too, and a note says so. Replicas hold the demand and ``headroom`` times as much on top. A replica of
+    an open loop meets the same kind of arrivals as a whole, thinned: where a router spreads them more evenly, it
+    sustains a little more. ``sensitivity=False`` leaves out how the answer moves. ``start``: the load of a replica at
+    which searches begin, which does not change what they find.
 
-    Raises SpecsimError for what cannot be planned: no demand, several replicas in ``base``, ramps, unknown words.
+    Raises SpecsimError for what cannot be planned: no demand, several replicas in ``base``, ramps, unknown words,
+    headroom above MOST_HEADROOM (1,000 %), a drafter that leaves no KV cache.
     """
     seeds = list(seeds)
     asked = _check(base, tiers, slo, rate, users, headroom, seeds)
@@ -62,6 +67,8 @@ def plan(
     begin = trials.grid.near(start) if start else trials.grid.near(16 if closed else 4)
     pools = (merged(asked),) if shared else asked
     policies = default_policies(base) if policy is None else list(policy)
+    for profile in given:
+        check_memory(base, profile)
     cases = [_cases(replace(base, profile=profile, workload=workload), policies) for profile in given]
     flat = [(p, label, case) for p, of in enumerate(cases) for label, case in of]
     found = trials.drive([find(trials, case, tier, seeds, begin) for tier in pools for _, _, case in flat])
@@ -74,7 +81,8 @@ def plan(
         own = [c for c in found if c.feasible and c.case.name in names]
         if own and len(of) > 1:
             walks[profile.name] = tuple(leaders(trials, of, own, seeds))
-    notes = _notes(offers, [case for _, _, case in flat])
+    notes = [*model_caveat(given), *memory_caveats(base, given)]
+    notes += _notes(offers, [case for _, _, case in flat], len(given) > 1)
     answer = Plan(
         pools, tuple(offers), "users" if closed else "requests/s", demand, headroom, shared,
         walks,
@@ -117,8 +125,8 @@ def _check(
     for name, value in (("rate", rate), ("users", users)):
         if value is not None and not 0 < value < math.inf:
             raise SpecsimError(f"plan: {name}: expected a number above 0, got {value:g}")
-    if not 0 <= headroom < math.inf:
-        raise SpecsimError(f"plan: headroom: expected 0 or more, such as 0.2, got {headroom:g}")
+    if not 0 <= headroom <= MOST_HEADROOM:
+        raise SpecsimError(f"plan: headroom: expected a share of 0 to {MOST_HEADROOM:g}, like 0.2, got {headroom:g}")
     if base.replicas != 1:
         raise SpecsimError(f"plan: replicas: expected 1, of which the plan says how many, got {base.replicas}")
     if not seeds:
@@ -172,10 +180,21 @@ def _offer(
     return Offer(profile.name, label, capacity, demand, profile.gpus, price, replicas, cost)
 
 
-def _notes(offers: list[Offer], cases: list[Case]) -> list[str]:
-    notes = [
-        f"{offer.policy} in {offer.capacity.tier.name}: {line}" for offer in offers for line in offer.capacity.notes
-    ]
+def model_caveat(profiles: Sequence[Profile]) -> list[str]:
+    """A line where profiles are of different models, so that what is ranked is not the same service."""
+    models = list(dict.fromkeys(profile.model for profile in profiles if profile.model))
+    if len({model.casefold() for model in models}) < 2:
+        return []
+    return [f"the profiles are of different models ({', '.join(models)}), whose answers are not the same"]
+
+
+def _notes(offers: list[Offer], cases: list[Case], several: bool) -> list[str]:
+    whom: dict[tuple[str, str], list[str]] = {}  # what is told of several schedulers is told once
+    for offer in offers:
+        for line in offer.capacity.notes:
+            name = offer.policy + f" on {offer.profile}" * several
+            whom.setdefault((offer.capacity.tier.name, line), []).append(name)
+    notes = [f"{', '.join(names)} in {tier}: {line}" for (tier, line), names in whom.items()]
     for case in cases:
         drafter = case.scenario.drafter
         if drafter is not None and isinstance(case.scenario.scheduler, MTP1) and drafter.acceptance.gamma > 1:

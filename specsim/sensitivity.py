@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +13,9 @@ from specsim.acceptance import Drafter
 from specsim.blocktrace import Trace
 from specsim.calibration import apply_sts
 from specsim.capacity import Capacity, Case, Search, Trials, find
-from specsim.engine import pool_tokens
+from specsim.engine import Scenario, pool_tokens
 from specsim.hardware import Profile
-from specsim.plan_answer import Offer, Plan, replicas_for
+from specsim.plan_answer import Offer, Plan, choose, replicas_for
 from specsim.schedulers import NoSpec
 from specsim.synthesis import Domain, Synthetic
 from specsim.types import SpecsimError
@@ -22,7 +23,7 @@ from specsim.workload import ClosedLoop
 
 OFF = 0.1
 """How far acceptance, step seconds and traffic are off."""
-SENSITIVITY = ["tier", "change", "policy", "load", "gpus", "gpus_kept"]
+SENSITIVITY = ["tier", "change", "profile", "policy", "load", "gpus", "gpus_kept"]
 
 
 def scaled_acceptance(drafter: Drafter, factor: float, calibrated: bool = True) -> Drafter:
@@ -51,6 +52,31 @@ def memory_note(profile: Profile, drafter: Drafter) -> str | None:
     if whole is None or left is None or whole == left:
         return None
     return f"its drafter takes {100 * (1 - left / whole):.3g} % of the KV cache: {left:,} tokens are left of {whole:,}"
+
+
+def check_memory(base: Scenario, profile: Profile) -> None:
+    """Raise SpecsimError where ``base``'s drafter leaves nothing of the profile's KV cache."""
+    if base.kv_tokens is not None or base.drafter is None:
+        return
+    left = pool_tokens(profile, base.drafter)
+    if left is not None and left <= 0:
+        weights, cache = f"{base.drafter.weight_bytes:g} bytes", f"{profile.kv_tokens:,} tokens"
+        raise SpecsimError(
+            f"drafter {base.drafter.name}: weights of {weights} leave nothing of the KV cache of profile "
+            f"{profile.name} ({cache} of {profile.kv_bytes_per_token:,.0f} bytes)"
+        )
+
+
+def memory_caveats(base: Scenario, profiles: Sequence[Profile]) -> list[str]:
+    """A line for each profile on which the memory that ``base``'s drafter takes is not counted, and why."""
+    drafter = base.drafter
+    if drafter is None or not (drafter.weight_bytes or drafter.kv_bytes_per_token):
+        return []
+    lost = "the drafter's memory has no effect"
+    if base.kv_tokens is not None:
+        return [f"{lost}: the size of the KV cache is given ({base.kv_tokens:,} tokens), as what the drafter leaves"]
+    unknown = [profile.name for profile in profiles if profile.kv_tokens is None]
+    return [f"{lost} on {', '.join(unknown)}: how large the KV cache is there is not known"] if unknown else []
 
 
 @dataclass(frozen=True)
@@ -89,14 +115,16 @@ def sensitivity_table(trials: Trials, answer: Plan, seed: int) -> tuple[pd.DataF
             # Steps that last ``slow`` times as long stretch a whole trial: the tier is asked about in its time.
             jobs.append((change, offer))
             searches.append(find(trials, altered, tier.slower(change.slow), [seed], _near(trials, offer), close=True))
-    rows = []
+    rows, count = [], max(len(offer.capacity.by_seed) for offer in answer.offers)
     changed: dict[tuple[str, str], list[Offer]] = {}
     for (change, offer), capacity in zip(jobs, trials.drive(searches), strict=True):
         before, closed = offer.capacity, offer.capacity.case.scenario.workload.closed
         ratio = capacity.value / before.by_seed[0] if before.feasible else 1.0
         value = before.value * ratio if before.feasible else capacity.value
         value /= 1.0 if closed else change.slow
-        moved = replace(before, value=value, by_seed=(value,))
+        # The seeds move together, so that the noise of the plan's comparisons stays what it was.
+        seeds = [one / before.value * value for one in before.by_seed] if before.feasible else [value] * count
+        moved = replace(before, value=value, by_seed=tuple(seeds))
         demand = offer.demand * change.traffic
         there = replace(offer, capacity=moved, replicas=replicas_for(moved, demand, answer.headroom))
         changed.setdefault((before.tier.name, change.name), []).append(there)
@@ -105,10 +133,10 @@ def sensitivity_table(trials: Trials, answer: Plan, seed: int) -> tuple[pd.DataF
         level = []
         for change in CHANGES:
             offers = changed.get((tier.name, change.name), [])
-            best = min((o for o in offers if o.capacity.feasible), key=lambda o: o.burden, default=None)
+            best = choose(offers, chosen)  # a change within the noise does not unseat the plan's choice
             same = [o for o in offers if chosen and (o.policy, o.profile) == (chosen.policy, chosen.profile)]
             if offers and len(offers) == len(answer.of(tier)):
-                rows.append((tier.name, change.name, best.policy if best else "none",
+                rows.append((tier.name, change.name, best.profile if best else "none", best.policy if best else "none",
                              best.capacity.value if best else math.nan, best.gpus if best else None,
                              same[0].gpus if same else None))  # fmt: skip
             if chosen and same and change.traffic == 1 and _within(same[0], chosen):
@@ -124,6 +152,8 @@ def sensitivity_table(trials: Trials, answer: Plan, seed: int) -> tuple[pd.DataF
 
 
 def _within(offer: Offer, chosen: Offer) -> bool:
+    if offer.capacity.value == chosen.capacity.value:
+        return False  # nothing moved: acceptance does not concern who drafts nothing
     return chosen.capacity.low <= offer.capacity.value <= chosen.capacity.high
 
 
@@ -164,7 +194,8 @@ def memory_lines(trials: Trials, answer: Plan, seed: int) -> list[str]:
     for (offer, note), capacity in zip(told, trials.drive(searches), strict=True):
         lost = 1 - offer.capacity.by_seed[0] / capacity.value if capacity.feasible else 0.0
         cost = f"which costs {100 * lost:.2g} % of the load" if lost > 0.005 else "which costs no load"
-        lines.append(f"{offer.policy} in {offer.capacity.tier.name}: {note}, {cost}")
+        where = f" on {offer.profile}" if answer.several_profiles else ""
+        lines.append(f"{offer.policy}{where} in {offer.capacity.tier.name}: {note}, {cost}")
     return lines
 
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PROFILE = str(ROOT / "hw_profiles/dsv4-flash-b300-tp4.json")
 TRACE = str(ROOT / "traces/qwen3-4b-dspark.json")
 BASE = ("--profile", PROFILE, "--trace", TRACE, "--gamma", "3", "--max-num-batched-tokens", "1024")
+QWEN = ("--profile", str(ROOT / "hw_profiles/h200-qwen3-8b-tp1-vllm.json"), *BASE[2:])
 TIER = ("--tier", "pro: interactivity>=120@p50, share=0.5", "--tier", "std: interactivity>=80@p50, ttft<=1s")
 SMALL = ("--num-requests", "30", "--prompt-tokens", "32", "--output-tokens", "24", "--seeds", "2", "--jobs", "1")
 Run = Callable[..., tuple[int, str, str]]
@@ -35,6 +36,8 @@ def test_plan_prints_and_writes(run: Run, tmp_path: Path) -> None:
     assert "50 % of 400 users" in text
     assert "$/M tokens" in text
     assert "If something is 10 % off" in text
+    assert data["total"]["words"] in text
+    assert data["total"]["dollars_per_hour"] == 6 * data["gpus"] == 6 * data["total"]["gpus"]
     again = tmp_path / "again.json"
     command = ("plan", *BASE, *SMALL, *TIER, "--users", "400", "-s", "NoSpec", "-s", "DSparkAsync", "--gpu-price", "6")
     code, _, _ = run(*command, "--json", again)
@@ -51,6 +54,25 @@ def test_plan_of_a_rate_on_a_shared_pool(run: Run) -> None:
     assert "requests/s a replica" in text
     assert "serves 50 requests/s and 0 % more" in text
     assert "10 % off" not in text
+
+
+def test_a_tier_that_nothing_keeps_ends_with_1(run: Run, tmp_path: Path) -> None:
+    tiers = ("--tier", "a: interactivity>=1e5", "--tier", "b: interactivity>=80")
+    several = ("--profile", PROFILE, *QWEN, *SMALL, "--users", "50", "-s", "NoSpec")
+    code, text, _ = run("plan", *several, *tiers, "--drafter-bytes", "1e9", "--json", tmp_path / "a.json")
+    assert code == 1
+    assert json.loads((tmp_path / "a.json").read_text())["total"]["left_out"] == ["a"]
+    assert ", without a, which no scheduler keeps." in text
+    moves = text.partition("If something is 10 % off\n")[2] or text.rpartition("If something is 10 % off")[2]
+    assert [h.strip() for h in moves.split("\n")[2].split("  ") if h][:4] == [
+        "tier",
+        "what is off",
+        "profile",
+        "best then",
+    ]
+    assert "none" not in moves
+    assert "of different models (DeepSeek-V4-Flash, Qwen/Qwen3-8B)" in text
+    assert "the drafter's memory has no effect on dsv4-flash-b300-tp4" in text
 
 
 def test_check_acceptance_needs_no_plan(run: Run, tmp_path: Path, write: Callable[..., Path]) -> None:
@@ -70,12 +92,13 @@ def test_check_acceptance_needs_no_plan(run: Run, tmp_path: Path, write: Callabl
     )
     code, text, _ = run("plan", "--check-acceptance", write(counters, "metrics.txt"))
     assert code == 0
-    assert "1.60 tokens a block of 2, below the" in text
+    assert "1.60 tokens a block of 2 drafted whole, bonus token included, below the" in text
 
 
 def test_check_gamma(run: Run) -> None:
-    code, text, _ = run("plan", *BASE, *SMALL, "--check-gamma", "4")
+    code, text, _ = run("plan", *BASE, *SMALL, "--check-gamma", "4", "--drafter-bytes", "1e18")
     assert code == 0
+    assert "the drafter's memory has no effect on dsv4-flash-b300-tp4" in text
     assert "At 4 users a replica, γ = 3 is the best fixed length" in text
 
 
@@ -88,7 +111,13 @@ def test_check_gamma(run: Run) -> None:
         ((*BASE, *TIER, "--rate", "5", "--users", "5"), "demand: expected either --rate"),
         ((*BASE, *TIER, "--rate", "-5"), "--rate: expected a number above 0, got -5"),
         ((*BASE, "--users", "5", "--tier", "pro: fast"), "expected a bound such as"),
-        ((*BASE, *TIER, "--users", "5", "--headroom", "much"), "--headroom: expected 0 or more, such as 20% or 0.2"),
+        ((*BASE, *TIER, "--users", "5", "--headroom", "much"), "--headroom: expected a share like 0.2 or 20%"),
+        ((*BASE, *TIER, "--users", "5", "--headroom", "20"), "--headroom: expected a share like 0.2 or 20%"),
+        ((*BASE, *TIER, "--users", "5", "--headroom", "2000%"), "(at most 1000%), got 2000%"),
+        (
+            (*QWEN, *TIER, "--users", "5", "--drafter-bytes", "1e18"),
+            "--drafter-bytes: drafter qwen3-4b-dspark: weights",
+        ),
         ((*BASE, *TIER, "--users", "5", "--gpu-price", "0"), "gpu_price: expected dollars above 0"),
         ((*BASE, *TIER, "--rate", "5", "--think", "1"), "--think: has no meaning with --rate"),
         ((*BASE, *TIER, "--users", "5", "--cv", "2"), "--cv: has no meaning with --users"),

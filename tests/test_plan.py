@@ -58,7 +58,7 @@ def test_the_words_say_what_the_numbers_do(planned):
     saving, ci = best.saving(other)
     assert saving == pytest.approx(1 - other.capacity.value / best.capacity.value)
     words = planned.words(planned.tiers[0])
-    assert f"StaticGamma(3) serves 25 users and 20 % more with {best.gpus} GPUs" in words
+    assert "StaticGamma(3) serves 25 users and 20 % more with 1 GPU (1 replica of 1), $2 an hour." in words
     assert f"{100 * saving:.1f} ± {100 * ci:.1f} % fewer GPUs than NoSpec() ({other.gpus} GPUs)" in words
     assert "what ends it is interactivity p50 ≥ 80 tok/s" in words
     assert words in str(planned)
@@ -152,7 +152,8 @@ def test_nothing_is_claimed_within_the_noise():
     twin = ss.Policy(ss.StaticGamma(3), replace(small().drafter, name="twin"))
     answer = ss.plan(small(), [ss.StaticGamma(3), twin], FAST, users=9, seeds=(0, 1), jobs=1, sensitivity=False)
     words = answer.words(answer.tiers[0])
-    assert "Within the noise of it:" in words
+    assert "Level with it within the noise: StaticGamma(3)@twin (" in words
+    assert "Between them nothing decides: take either." in words
     assert "fewer" not in words
     assert "level with it" in answer.leaders_words()[0]
     one = ss.plan(small(), POLICIES, FAST, users=9, seeds=[0], jobs=1, sensitivity=False)
@@ -167,7 +168,12 @@ def test_tiers_that_cannot_be_kept_are_said_to_be_so():
     assert answer.best("a") is None
     assert answer.gpus is None
     assert "no scheduler keeps this tier, not even one user a replica" in answer.words(answer.tiers[0])
+    assert answer.words(answer.tiers[0]).endswith("No change of 10 % that was tried makes it feasible.")
     assert answer.to_dict()["offers"][0]["gpus"] is None
+    assert answer.total_words() == "In total: no tier can be kept."
+    assert len(answer.sensitivity) == 6
+    assert len(answer.shown_sensitivity()) == 0
+    assert "none" not in str(answer)
 
 
 def test_a_rate_of_fixed_answers_costs_what_its_tokens_do():
@@ -256,7 +262,8 @@ def test_tokens_of_users_are_read_between_trials():
         ({}, "expected either rate"),
         ({"rate": 1, "users": 1}, "expected either rate"),
         ({"rate": 0}, "rate: expected a number above 0"),
-        ({"users": 1, "headroom": -0.1}, "headroom: expected 0 or more"),
+        ({"users": 1, "headroom": -0.1}, "headroom: expected a share of 0 to 10"),
+        ({"users": 1, "headroom": 20}, "headroom: expected a share of 0 to 10, like 0.2, got 20"),
         ({"users": 1, "seeds": []}, "seeds: expected at least one"),
         ({"users": 1, "tiers": []}, "tiers: expected at least one"),
         ({"users": 1, "slo": ss.SLO(ttft=1)}, "expected tiers or slo, not both"),

@@ -8,6 +8,7 @@ from conftest import draft_cost, make_blocks, make_profile
 import specsim as ss
 from specsim.acceptance import load_trace
 from specsim.checkup import PUBLISHED, acceptance_check, gamma_check, gamma_words
+from specsim.trace_stats import tau_table
 from specsim.types import SpecsimError
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,21 @@ def test_low_and_high_acceptance_are_named_by_position():
     unknown = acceptance_check(make_blocks([1, 0] * 50, 1, drafter="mine"))
     assert len(unknown.kinds) == len(PUBLISHED)
     assert unknown.positions["published_low"][0] == 0.5336
+
+
+def test_tokens_a_block_and_tokens_a_cycle_are_told_apart():
+    """Blocks that get through are passed by a replay: four blocks in a row of two tokens each, then four of none."""
+    trace = make_blocks([2, 2, 2, 0, 0, 0] * 100, 2, request_id=[f"r{i // 6}" for i in range(600)])
+    check = acceptance_check(trace)
+    assert check.tau == pytest.approx(2.0)  # of all anchors
+    assert check.tau_cycles == pytest.approx(6 / 4)  # 3 tokens, then one in each of three cycles
+    assert "2.00 tokens a block of 2 drafted whole, bonus token included" in check.words()
+    assert "Over the cycles of a replay, as trace compare counts, τ is 1.50" in check.words()
+    table = tau_table(trace)
+    assert check.tau_cycles == table.loc[(table["domain"] == "all") & (table["gamma"] == 2), "tau"].iloc[0]
+    one = acceptance_check(ss.synthetic(0.7, gamma=3).acceptance)
+    assert one.tau_cycles != one.tau_cycles
+    assert "replay" not in one.words()
 
 
 def scenario(step, workload, **fields):

@@ -90,7 +90,7 @@ class Options:
         str | None, option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)
     ] = None
     cv: Annotated[
-        float, option("--cv", help="Spread of --poisson's gaps: 1 is Poisson, more is bursty.", panel=LOAD)
+        float, option("--cv", help="Spread of the gaps between arrivals: 1 is Poisson, more is bursty.", panel=LOAD)
     ] = 1.0
     ramp: Annotated[
         str | None, option("--ramp", help="Poisson arrivals of changing rate, START,END,SECONDS.", panel=LOAD)

@@ -20,8 +20,10 @@ from specsim.engine import Policy, Scenario
 from specsim.files import check_apart, check_output, read_start
 from specsim.hardware import load_profile
 from specsim.importers.acceptance import load_acceptance
+from specsim.plan import MOST_HEADROOM
 from specsim.plan import plan as make_plan
 from specsim.plan_answer import Plan
+from specsim.sensitivity import check_memory, memory_caveats
 from specsim.synthesis import Synthetic
 from specsim.tiers import Tier, parse_tier
 from specsim.types import SpecsimError
@@ -48,27 +50,27 @@ def plan(
         list[str] | None,
         option(
             "--tier",
-            help="'NAME: interactivity>=80@p10, ttft<=1s@p95, share=0.3': bounds on interactivity, ttft, tpot, e2e "
-            "and queue at mean, p10, p50, p90, p95 or p99. Repeatable.",
+            help="'pro: ttft<=1s@p95, share=0.3': a name, bounds on interactivity (tok/s, >=), ttft, tpot, e2e and "
+            "queue (s or ms, <=) at mean, p10, p50, p90, p95 or p99, and a share of the demand. Repeatable.",
             panel=PLAN,
         ),
     ] = None,
     shared: Annotated[
         bool, option("--shared", help="One pool for all tiers, which keeps the strictest bounds.", panel=PLAN)
     ] = False,
-    headroom: Annotated[str, option("--headroom", help="Traffic on top that replicas hold.", panel=PLAN)] = "20%",
+    headroom: Annotated[str, option("--headroom", help="Traffic held on top: 20% or 0.2.", panel=PLAN)] = "20%",
     gpu_price: Annotated[
         list[float] | None,
         option("--gpu-price", help="Dollars for a GPU-hour; once, or once for each --profile.", panel=PLAN),
     ] = None,
     drafter_bytes: Annotated[
-        float, option("--drafter-bytes", help="Bytes of --trace's drafter, out of the KV cache.", panel=ENGINE)
+        float, option("--drafter-bytes", help="Weights of --trace's drafter, bytes, out of the KV cache.", panel=ENGINE)
     ] = 0.0,
     drafter_kv_bytes: Annotated[
         float, option("--drafter-kv-bytes", help="Bytes that a token takes in the drafter's KV cache.", panel=ENGINE)
     ] = 0.0,
     sensitivity: Annotated[
-        bool, option("--sensitivity/--no-sensitivity", help="How the answer moves where inputs are off.", panel=PLAN)
+        bool, option("--sensitivity/--no-sensitivity", help="How the answer moves with inputs 10 % off.", panel=PLAN)
     ] = True,
     acceptance: Annotated[
         Path | None,
@@ -80,7 +82,7 @@ def plan(
     ] = None,
     gamma_load: Annotated[
         float | None,
-        option("--check-gamma", help="Users (with --rate: requests/s) of a replica: is γ right there?", panel=PLAN),
+        option("--check-gamma", help="Users (with --rate: requests/s) of one replica: is γ right there?", panel=PLAN),
     ] = None,
     seeds: Annotated[
         int,
@@ -94,6 +96,7 @@ def plan(
     """Say which scheduler, and how many GPUs, keep the promises of each tier under a demand.
 
     Without --scheduler it compares NoSpec, MTP1, StaticGamma(γ), DSparkGreedy and DSparkAsync, as the trace allows.
+    Exit code 1 where no scheduler keeps some tier.
 
     Example: specsim plan --profile hw_profiles/dsv4-flash-b300-tp4.json --trace traces/qwen3-4b-dspark.json --gamma 5
     --users 500 --tier 'pro: interactivity>=120@p10, ttft<=1s@p95, share=0.3' --tier 'standard: interactivity>=60@p10'
@@ -106,11 +109,17 @@ def plan(
     if not tiers and acceptance is None and gamma_load is None:
         raise SpecsimError("--tier: expected at least one, such as 'pro: interactivity>=80@p10, ttft<=1s@p95'")
     data: dict[str, Any] = {"command": typed_command(context)}
+    infeasible: tuple[str, ...] = ()
     if acceptance is not None:
         data["acceptance"] = _acceptance(acceptance)
     if tiers or gamma_load is not None:
         base, policies, profiles = _build(options, profile or [], rate, users, bool(tiers))
         base = _with_memory(base, drafter_bytes, drafter_kv_bytes)
+        for one in profiles:
+            try:
+                check_memory(base, one)
+            except SpecsimError as error:
+                raise SpecsimError(f"--drafter-bytes: {error}") from error
         if tiers:
             with show.progress("trials simulated") as report:
                 answer = make_plan(
@@ -120,10 +129,16 @@ def plan(
                 )  # fmt: skip
             _print(answer)
             data |= answer.to_dict()
+            infeasible = answer.infeasible
+        else:
+            for line in memory_caveats(base, profiles[:1]):
+                show.console().print(f"note: {line}", soft_wrap=True)
         if gamma_load is not None:
             data["gamma"] = _gamma(base, gamma_load, seeds, jobs)
     if json is not None:
         show.write_json_file(json, data)
+    if infeasible:
+        raise typer.Exit(1)
 
 
 def _build(
@@ -165,14 +180,15 @@ def _print(answer: Plan) -> None:
     for tier in answer.tiers:
         console.print(_offers(answer, tier))
         console.print(answer.words(tier) + "\n", soft_wrap=True)
-    for line in answer.leaders_words():
+    for line in (answer.total_words(), *answer.leaders_words()):
         console.print(line + "\n", soft_wrap=True)
-    if len(answer.sensitivity):
-        numbers = answer.sensitivity[["load", "gpus", "gpus_kept"]].astype(object)
-        told = numbers.where(numbers.notna(), None).to_numpy().tolist()
-        words = answer.sensitivity[["tier", "change", "policy"]].to_numpy().tolist()
-        rows = [[*left, *right] for left, right in zip(words, told, strict=True)]
-        heads = ["tier", "what is off", "best then", f"{answer.unit} a replica", "GPUs", "GPUs with the plan's choice"]
+    if len(moves := answer.shown_sensitivity().astype(object)):
+        rows = moves.where(moves.notna(), None).to_numpy().tolist()
+        names = {
+            "tier": "tier", "change": "what is off", "profile": "profile", "policy": "best then",
+            "load": f"{answer.unit} a replica", "gpus": "GPUs", "gpus_kept": "GPUs with the plan's choice",
+        }  # fmt: skip
+        heads = [names[column] for column in moves.columns]
         console.print(show.table("If something is 10 % off", heads, rows, "capacities move as they do under seed 0"))
     for line in (*answer.notes, *answer.caveats):
         console.print(f"note: {line}", soft_wrap=True)
@@ -205,7 +221,7 @@ def _acceptance(path: Path) -> dict[str, Any]:
     show.console().print(show.table(f"Conditional acceptance by position, {path}", heads, rows))
     show.console().print(check.words() + "\n", soft_wrap=True)
     return {"drafter": check.drafter, "kinds": check.kinds, "sources": check.sources, "tau": check.tau,
-            "tau_published": check.tau_published, "words": check.words(),
+            "tau_cycles": check.tau_cycles, "tau_published": check.tau_published, "words": check.words(),
             "positions": check.positions.to_dict("records")}  # fmt: skip
 
 
@@ -225,7 +241,7 @@ def _gamma(base: Scenario, load: float, seeds: int, jobs: int) -> dict[str, Any]
     words = gamma_words(table, where, base.drafter.gamma, "the throughput" if closed else "tok/s/user")
     rows = [[str(int(r["gamma"])), *(float(r[c]) for c in ("throughput", "interactivity_p50", "tau")),
              100 * float(r["behind"]), 100 * float(r["behind_ci"])] for _, r in table.iterrows()]  # fmt: skip
-    heads = ["γ", "tok/s/GPU", "tok/s/user p50", "tau", "% behind the best", "±"]
+    heads = ["γ", "tok/s/GPU", "tok/s/user p50", "tokens a cycle (τ)", "% behind the best", "±"]
     show.console().print(show.table(f"Blocks of γ tokens, verified whole, at {where}", heads, rows))
     show.console().print(words, soft_wrap=True)
     return {"load": load, "words": words, "lengths": table.to_dict("records")}
@@ -238,6 +254,7 @@ def _fraction(name: str, text: str) -> float:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise SpecsimError(f"{name}: expected 0 or more, such as 20% or 0.2, got {text!r}")
+    # A number above 1 without a sign is more likely percents than a multiple of the traffic.
+    if not 0 <= value <= (MOST_HEADROOM if percent else 1):
+        raise SpecsimError(f"{name}: expected a share like 0.2 or 20% (at most {MOST_HEADROOM:.0%}), got {text}")
     return value

@@ -1,0 +1,167 @@
+"""What a plan says: what decides, what it adds up to, where it stands on a knife's edge, and what it cannot know."""
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from conftest import make_profile
+from test_plan import FAST, POLICIES, TIERS, VERIFY, small
+
+import specsim as ss
+from specsim.capacity import Trials
+from specsim.leaders import Leader
+from specsim.plan_answer import _end, _saving, choose
+from specsim.sensitivity import sensitivity_table
+from specsim.trial import grid
+from specsim.types import SpecsimError
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return ss.plan(small(), POLICIES, TIERS, users=100, gpu_price=2.0, seeds=(0, 1), jobs=1, sensitivity=False)
+
+
+def test_what_a_change_makes_feasible_and_what_is_left_out_of_the_total():
+    """A user alone gets 97 tok/s without drafts."""
+    tiers = ["a: interactivity>=100@p10", "b: interactivity>=60@p10", "c: interactivity>=1e4@p10"]
+    answer = ss.plan(small(), [ss.NoSpec()], tiers, users=9, gpu_price=2, seeds=(0, 1), jobs=1)
+    a, b, _ = answer.tiers
+    shown = answer.shown_sensitivity()
+    assert shown.loc[shown["tier"] == "a", "change"].tolist() == ["step seconds −10%"]
+    assert shown["tier"].tolist().count("b") == 6
+    assert "c" not in set(shown["tier"])
+    assert "with step seconds −10%, NoSpec() keeps it with " in answer.words(a)
+    assert "10 % off" not in answer.words(b)
+    assert not any("may be noise" in note for note in answer.notes)  # acceptance moves nothing without drafts
+    one = answer.best("b")
+    left = "In total: 1 GPU, $2 an hour, without a and c, which no scheduler keeps."
+    assert (one.gpus, answer.total_words()) == (1, left)
+    assert answer.gpus is None
+    assert answer.infeasible == ("a", "c")
+    assert answer.to_dict()["total"] == {"gpus": 1, "dollars_per_hour": 2.0, "left_out": ["a", "c"], "words": left}
+
+
+def test_the_total_over_the_tiers(planned):
+    gpus = planned.gpus
+    assert planned.total() == (gpus, 2.0 * gpus)
+    assert planned.total_words() == f"In total: {gpus} GPUs, ${2 * gpus} an hour."
+    assert planned.total_words() in str(planned)
+    assert planned.offers[0].dollars_per_hour == 2.0 * planned.offers[0].gpus
+    assert planned.to_dict()["offers"][0]["dollars_per_hour"] == 2.0 * planned.offers[0].gpus
+
+
+def test_a_choice_on_a_knifes_edge_is_told_in_words(planned):
+    """Of the table's rows those that make another scheduler best, or the plan's choice need much more."""
+    (fast, _), best = planned.tiers, planned.best("fast")
+    kept = planned.of("fast")[1].capacity.value
+    columns = planned.sensitivity.columns
+
+    def words(*row):
+        rows = [dict(zip(columns, ("fast", "step seconds −10%", "small", *row), strict=True))]
+        return replace(planned, sensitivity=pd.DataFrame(rows)).words(fast)
+
+    off = "If something is 10 % off (told by one seed): with step seconds −10%, "
+    assert words("NoSpec()", 30.0, 2, 5).endswith(
+        f"{off}NoSpec() becomes best with 2 GPUs, where StaticGamma(3) needs 5: 3 too many."
+    )
+    assert words("NoSpec()", 30.0, 2, 2).endswith("needs 2: as many.")
+    assert words("NoSpec()", 30.0, 2, None).endswith(
+        "StaticGamma(3) no longer keeps the tier, NoSpec() does with 2 GPUs."
+    )
+    assert words("none", math.nan, None, None).endswith(f"{off}nothing keeps the tier.")
+    assert words(best.policy, kept / 1.3, 2, 2).endswith(f"{off}StaticGamma(3) needs 2 GPUs instead of 1.")
+    for row in ((best.policy, kept / 1.1, 2, 2), (best.policy, kept / 1.3, 1, 1)):
+        assert "10 % off" not in words(*row)
+
+
+def test_what_is_level_is_decided_by_dollars():
+    """Two profiles with the same steps, one of two GPUs: level at half the price, and whole replicas decide."""
+    pair = make_profile(verify=VERIFY, name="pair", gpus=2)
+    given = {"profiles": [pair, small().profile], "seeds": (0, 1), "jobs": 1, "sensitivity": False}
+    one, two = [ss.StaticGamma(3)], ["a: interactivity>=80@p50"]
+    level = ss.plan(small(), one, two, users=9, gpu_price=[1.0, 2.0], **given)
+    assert "Between them nothing decides: take either." in level.words(level.tiers[0])
+    # A hundredth dearer is level still, and then costs more an hour.
+    dearer = ss.plan(small(), one, two, users=9, gpu_price=[1.0, 1.99], **given)
+    assert dearer.best("a").profile == "small"
+    words = dearer.words(dearer.tiers[0])
+    assert "Between them dollars an hour in whole replicas decide: $1.99 against $2." in words
+    offer = level.of("a")[0]
+    cheap = replace(offer, policy="cheap", dollars_per_million=0.5 * offer.dollars_per_million)
+    found = replace(level, offers=(offer, cheap))
+    assert found.best("a") is cheap
+    assert "at as much an hour, dollars per million tokens decide: " in found.words(level.tiers[0])
+    # Whole replicas decide against a least burden that is within the noise.
+    worse = replace(offer.capacity, value=0.995 * offer.capacity.value)
+    worse = replace(worse, by_seed=tuple(0.995 * v for v in worse.by_seed))
+    assert choose([replace(offer, replicas=3), replace(offer, policy="worse", capacity=worse)]).policy == "worse"
+    assert choose([offer, cheap], keep=offer) is offer
+
+
+def test_a_change_within_the_noise_does_not_unseat_the_choice():
+    """Two names for one scheduler, one of them 3 % worse by the mean and better under a seed: dollars chose it."""
+    twin = ss.Policy(ss.StaticGamma(3), replace(small().drafter, name="twin"))
+    plan = ss.plan(small(), [ss.StaticGamma(3), twin], FAST, users=90, gpu_price=1, seeds=(0, 1, 2), jobs=1)
+
+    def seeds(offer, value, *by_seed):
+        own = offer.capacity.by_seed[0]
+        return replace(offer.capacity, value=own * value, by_seed=tuple(own * v for v in by_seed))
+
+    first, second = plan.offers
+    first = replace(first, capacity=seeds(first, 1.0, 1.0, 0.9, 1.1))
+    second = replace(second, capacity=seeds(second, 0.97, 1.0, 1.05, 0.86), dollars_per_million=0.0)
+    answer = replace(plan, offers=(first, second))
+    assert answer.best("fast") is second
+    table, _ = sensitivity_table(Trials(grid(True), 1), answer, 0)
+    assert set(table["policy"]) == {"StaticGamma(3)@twin"}
+    assert table["gpus"].tolist() == table["gpus_kept"].tolist()
+
+
+def test_savings_from_loads_that_nothing_ended():
+    base = small(max_num_seqs=4)
+    answer = ss.plan(base, POLICIES, ["a: interactivity>=1"], users=9, seeds=(0, 1), jobs=1, sensitivity=False)
+    words = answer.words(answer.tiers[0])
+    assert words.endswith("ends any of them: a bound on ttft, e2e or queue would tell them apart.")
+    ended = replace(answer.offers[0], capacity=replace(answer.offers[0].capacity, at_least=False))
+    assert answer.offers[0].capacity.at_least
+    assert _saving(answer.offers[0], answer.offers[1]) == "0.0"
+    assert _saving(ended, answer.offers[1]) == "at most 0.0"
+    assert _saving(answer.offers[0], ended) == "at least 0.0"
+
+
+@pytest.mark.parametrize(
+    ("high", "ci", "words"),
+    [(167.0, 4.27, "167 ± 4.27"), (11.0, 11.0, "somewhere below 22"), (30.0, math.nan, "about 30")],
+)
+def test_up_to_where_a_leader_leads(high, ci, words):
+    assert _end(Leader("a", 1.0, high, ci, ()), 1.0, last=False) == words
+
+
+def test_what_profiles_do_not_tell_is_noted():
+    qwen = make_profile(verify=VERIFY, name="qwen", model="Qwen")
+    other = make_profile(verify=VERIFY, name="other", model="Llama")
+    heavy = replace(ss.synthetic(0.7, gamma=3), weight_bytes=1e18)
+    given = {"users": 9, "seeds": [0], "jobs": 1}
+    answer = ss.plan(small(profile=qwen, drafter=heavy), [ss.NoSpec()], FAST, profiles=[qwen, other], **given)
+    assert answer.notes[:2] == (
+        "the profiles are of different models (Qwen, Llama), whose answers are not the same",
+        "the drafter's memory has no effect on qwen, other: how large the KV cache is there is not known",
+    )
+    assert set(answer.shown_sensitivity()["profile"]) <= {"qwen", "other"}
+    alike = ss.plan(small(profile=qwen), [ss.NoSpec()], FAST, **given)
+    assert not any("models" in note or "memory" in note for note in alike.notes)
+    assert "profile" not in alike.shown_sensitivity().columns
+    told = make_profile(verify=VERIFY, name="told", kv_tokens=4000, kv_bytes_per_token=10.0)
+    base = small(profile=told, drafter=heavy)
+    with pytest.raises(SpecsimError, match=r"weights of 1e\+18 bytes leave nothing of the KV cache of profile told"):
+        ss.plan(base, [ss.NoSpec()], FAST, **given)
+    fixed = ss.plan(replace(base, kv_tokens=4000), [ss.NoSpec()], FAST, sensitivity=False, **given)
+    assert fixed.notes[0].startswith("the drafter's memory has no effect: the size of the KV cache is given (4,000")
+
+
+def test_what_is_noted_of_several_schedulers_is_noted_once():
+    base = small(ss.Poisson(1.0, 60, 8, 32))
+    answer = ss.plan(base, POLICIES, slo=ss.SLO(interactivity=30), rate=9, seeds=[0], jobs=1, sensitivity=False)
+    told = [note for note in answer.notes if "--num-requests" in note]
+    assert [note.partition(": ")[0] for note in told] == ["NoSpec(), StaticGamma(3) in all"]
