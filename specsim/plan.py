@@ -13,7 +13,8 @@ from specsim.capacity import Capacity, Case, Trials, find
 from specsim.engine import Policy, Scenario
 from specsim.hardware import Profile
 from specsim.leaders import leaders
-from specsim.plan_answer import Offer, Plan, replicas_for, tokens_per_second
+from specsim.offers import Offer, replicas_for, tokens_per_second
+from specsim.plan_answer import Plan
 from specsim.schedulers import MTP1, DSparkAsync, DSparkGreedy, NoSpec, StaticGamma, scheduler_name
 from specsim.sensitivity import SENSITIVITY, check_memory, memory_caveats, memory_lines, sensitivity_table
 from specsim.tiers import Tier, merged, parse_tier, tier_of, with_shares

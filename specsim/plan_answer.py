@@ -1,91 +1,21 @@
-"""What a plan says: offers of schedulers to tiers, the best of each, and a paragraph in words."""
+"""What a plan says: the best offer to each tier, all of them together, and a paragraph in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from specsim.capacity import Capacity
 from specsim.leaders import Leader
-from specsim.pareto import half_width
+from specsim.offers import Offer, choose, cost
 from specsim.tiers import Tier
 
-RESOLUTION = 0.01
-"""Relative difference of two capacities below which they count as equal: the grid's steps are 3 %, interpolated."""
 CLEARLY = 0.2
 """Share of its GPUs that the plan's choice must need on top, where an input is 10 % off, for the words to say so."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What one scheduler on one profile needs to serve one tier's ``demand`` (users, or requests/s).
-
-    ``replicas`` and ``gpus`` hold demand and headroom (None: the tier cannot be kept); ``dollars_per_million`` output
-    tokens of the demand, NaN without a price. ``gpus_each``: of one replica; ``price``: dollars an hour for a GPU.
-    """
-
-    profile: str
-    policy: str
-    capacity: Capacity
-    demand: float
-    gpus_each: int
-    price: float | None
-    replicas: int | None
-    dollars_per_million: float = math.nan
-
-    @property
-    def gpus(self) -> int | None:
-        """GPUs of all replicas."""
-        return None if self.replicas is None else self.replicas * self.gpus_each
-
-    @property
-    def dollars_per_hour(self) -> float:
-        """Dollars an hour for the GPUs of all replicas; NaN without a price, and where the tier cannot be kept."""
-        return math.nan if self.gpus is None or self.price is None else self.gpus * self.price
-
-    @property
-    def burden(self) -> float:
-        """GPUs, or dollars an hour where there is a price, for one user or request/s; replicas not rounded."""
-        if not self.capacity.feasible:
-            return math.inf
-        return self.gpus_each * (1.0 if self.price is None else self.price) / self.capacity.value
-
-    def saving(self, other: Offer) -> tuple[float, float]:
-        """Share of GPUs (or dollars) that this offer saves against ``other``, and half its interval, paired by seed."""
-        weight = self.burden * self.capacity.value / (other.burden * other.capacity.value)
-        pairs = zip(self.capacity.by_seed, other.capacity.by_seed, strict=True)
-        return 1 - self.burden / other.burden, half_width(weight * theirs / mine for mine, theirs in pairs)
-
-    def is_level(self, other: Offer) -> bool:
-        """Whether this offer saves nothing against ``other`` beyond noise and RESOLUTION, replicas not rounded."""
-        saving, ci = self.saving(other)
-        return saving <= max(ci if math.isfinite(ci) else 0.0, RESOLUTION)
-
-
-def choose(offers: Iterable[Offer], keep: Offer | None = None) -> Offer | None:
-    """The offer with the least burden; None where none is feasible.
-
-    Of those that are level with it: ``keep``'s policy and profile, if among them, or else the one with the least
-    dollars an hour (GPUs without a price) in whole replicas, then dollars per million tokens.
-    """
-    found = [offer for offer in offers if offer.capacity.feasible]
-    if not found:
-        return None
-    least = min(found, key=lambda offer: offer.burden)
-    level = [offer for offer in found if offer is least or least.is_level(offer)]
-    kept = [o for o in level if keep is not None and (o.policy, o.profile) == (keep.policy, keep.profile)]
-    return min(kept or level, key=_cost)
-
-
-def _cost(offer: Offer) -> tuple[float, float, float]:
-    hourly = offer.gpus if offer.price is None else offer.dollars_per_hour
-    million = offer.dollars_per_million
-    return hourly or 0.0, million if math.isfinite(million) else 0.0, offer.burden
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,26 +231,6 @@ class Plan:
         return "one user a replica" if self.unit == "users" else "a request alone"
 
 
-def replicas_for(capacity: Capacity, demand: float, headroom: float) -> int | None:
-    """Whole replicas for ``demand`` and ``headroom`` more of it; None where the tier cannot be kept."""
-    if not capacity.feasible:
-        return None
-    return max(1, math.ceil(demand * (1 + headroom) / capacity.value - 1e-9))
-
-
-def tokens_per_second(capacity: Capacity, demand: float, replicas: int, points: list[tuple[float, float]]) -> float:
-    """Output tokens/s of ``demand`` requests/s, or of as many users spread over ``replicas``.
-
-    Of users what they get at their load of a replica counts: ``points`` are (load, tokens/s) of trials, a straight line
-    between them, and fewer users than in any of them get in proportion. An empty list: requests/s.
-    """
-    if not points:
-        return demand * capacity.answer
-    loads, tokens = np.array(sorted(points)).T
-    each = demand / replicas
-    return replicas * float(np.interp(each, [0.0, *loads], [0.0, *tokens]))
-
-
 def _interval(found: Capacity) -> str:
     return f"{_number(found.value)} ({_number(found.low)} to {_number(found.high)})"
 
@@ -351,7 +261,7 @@ def _saving(best: Offer, other: Offer) -> str:
 
 def _decision(best: Offer, rivals: Sequence[Offer]) -> str:
     """What decides between offers that are level."""
-    mine, theirs = _cost(best), min(map(_cost, rivals))
+    mine, theirs = cost(best), min(map(cost, rivals))
     priced = best.price is not None
     if mine[0] < theirs[0]:
         costs = [_dollars(c[0]) if priced else f"{c[0]:,.0f}" for c in (mine, theirs)]

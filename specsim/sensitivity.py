@@ -15,7 +15,8 @@ from specsim.calibration import apply_sts
 from specsim.capacity import Capacity, Case, Search, Trials, find
 from specsim.engine import Scenario, pool_tokens
 from specsim.hardware import Profile
-from specsim.plan_answer import Offer, Plan, choose, replicas_for
+from specsim.offers import Offer, choose, replicas_for
+from specsim.plan_answer import Plan
 from specsim.schedulers import NoSpec
 from specsim.synthesis import Domain, Synthetic
 from specsim.types import SpecsimError

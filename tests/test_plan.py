@@ -11,8 +11,8 @@ from conftest import make_blocks, make_profile
 import specsim as ss
 from specsim.acceptance import Drafter
 from specsim.leaders import _walk
+from specsim.offers import tokens_per_second
 from specsim.plan import default_policies
-from specsim.plan_answer import tokens_per_second
 from specsim.sensitivity import memory_note, scaled_acceptance
 from specsim.tiers import parse_tier
 from specsim.trial import run_trial

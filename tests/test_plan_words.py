@@ -11,7 +11,8 @@ from test_plan import FAST, POLICIES, TIERS, VERIFY, small
 import specsim as ss
 from specsim.capacity import Trials
 from specsim.leaders import Leader
-from specsim.plan_answer import _end, _saving, choose
+from specsim.offers import choose
+from specsim.plan_answer import _end, _saving
 from specsim.sensitivity import sensitivity_table
 from specsim.trial import grid
 from specsim.types import SpecsimError
