@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, N
 from numpy.typing import NDArray
 
 from specsim.files import write_atomic
-from specsim.pareto import Front, crossovers
+from specsim.pareto import Front, crossover_span, crossovers
 from specsim.types import SpecsimError
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
@@ -246,9 +246,13 @@ def _mark_loads(axes: Axes, front: Front) -> dict[Artist, str]:
     changes = crossovers(front)
     if front.points["seeds"].max() > 1:
         changes = changes.dropna(subset=["load_ci"])
-    for at_load, x, y in changes[["load", "interactivity", "throughput"]].to_numpy():
+    for at_load, half, x, y in changes[["load", "load_ci", "interactivity", "throughput"]].to_numpy():
         axes.plot([x], [y], **RING)
-        _write(axes, f"≈{at_load:.{0 if at_load >= 10 else 1}f}", (x, y), (-4, -6), "black")
+        kind, bound = crossover_span(front, at_load, half)
+        text = {"at": "≈", "below": "≤", "above": "≥"}.get(kind, "?")
+        if kind != "anywhere":
+            text += f"{bound:.{0 if bound >= 10 else 1}f}"
+        _write(axes, text, (x, y), (-4, -6), "black")
     if len(changes):
         notes[Line2D([], [], **RING)] = f"best policy at equal {load} changes"
     return notes

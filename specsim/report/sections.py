@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from specsim.blocktrace import TOTAL
-from specsim.pareto import Front, crossovers
+from specsim.pareto import Front, crossover_lines
 from specsim.report import charts, html
 from specsim.report.sources import Source
 
@@ -93,20 +92,12 @@ def _sla(tables: Mapping[str, pd.DataFrame], floors: list[float]) -> str:
 
 
 def _crossovers(front: Front) -> str:
-    changes = crossovers(front)
-    if changes.empty:
+    lines = crossover_lines(front)
+    if not lines:
         return ""
-    items = []
-    for change in changes.to_dict("records"):
-        sure = np.isfinite(change["load_ci"])
-        doubt = "" if sure or front.points["seeds"].max() < 2 else " Not every seed shows it: it may be noise."
-        items.append(
-            f"At {html.number(change['load'], change['load_ci'])} {_load_name(front).lower()}, {change['after']} "
-            f"overtakes {change['before']} in throughput.{doubt}"
-        )  # fmt: skip
     return (
         '<h3>Where another scheduler takes the lead</h3><ul class="said">'
-        + "".join(f"<li>{html.text(i)}</li>" for i in items)
+        + "".join(f"<li>{html.text(line)}</li>" for line in lines)
         + "</ul>"
     )
 
