@@ -1,6 +1,6 @@
 """Pictures of fronts: throughput against interactivity, and any metric against load.
 
-Curves differ by colour (the Okabe-Ito palette, safe for the colour-blind), by marker and by dash, so
+Curves differ by colour (the Okabe-Ito palette and three more, safe for the colour-blind), by marker and by dash, so
 that they stay apart in black and white. Figures are made without pyplot: no window, no global state.
 Saved files have the same bytes for the same figure.
 """
@@ -29,7 +29,10 @@ from specsim.files import write_atomic
 from specsim.pareto import Front, crossover_span, crossovers
 from specsim.types import SpecsimError
 
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
+COLOURS = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2",
+    "#7F1FE0", "#663311", "#1A2B8C",  # as far from the others, to the colour-blind too, as these are from each other
+)  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES: tuple[Any, ...] = (
     "-", (0, (5, 2)), (0, (7, 2, 1.5, 2)), (0, (1, 1.2)), (0, (9, 2)), (0, (3, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)),
@@ -108,7 +111,7 @@ def plot_load(front: Front, metric: str = "verified_tokens", title: str | None =
     for policy, style, rows in _curves(front):
         load, mean = rows["load"].to_numpy(), rows[metric].to_numpy()
         half = rows[f"{metric}_ci"].fillna(0.0).to_numpy()
-        axes.fill_between(load, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+        axes.fill_between(load, mean - half, mean + half, color=style["color"], alpha=_faint(front), linewidth=0)
         axes.plot(load, mean, label=policy, **style)
     axes.set_xscale("log", base=2)
     loads = np.unique(front.points["load"])
@@ -221,9 +224,14 @@ def _band(axes: Axes, rows: pd.DataFrame, front: Front, colour: str) -> None:
         np.concatenate([x + dx, (x - dx)[::-1]]),
         np.concatenate([y + dy, (y - dy)[::-1]]),
         color=colour,
-        alpha=0.18,
+        alpha=_faint(front),
         linewidth=0,
     )
+
+
+def _faint(front: Front) -> float:
+    """How opaque bands are: the more there may be on top of each other, the less."""
+    return min(0.18, 1.26 / len(front.policies))
 
 
 def _mark_loads(axes: Axes, front: Front) -> dict[Artist, str]:

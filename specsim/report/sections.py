@@ -12,6 +12,9 @@ from specsim.pareto import Front, crossover_lines
 from specsim.report import charts, html
 from specsim.report.sources import Source
 
+MOST_USERS = 10**9
+"""The most users that the page asks GPUs for."""
+
 
 def read_off(
     front: Front,
@@ -33,7 +36,8 @@ def read_off(
         f'value="{slider["value"]:g}" aria-describedby="floor-help">'
         f'<div class="chips"><span id="floor-help">The median user gets at least this.</span>{chips}</div></div>'
         '<div><label for="demand">Users to serve</label>'
-        f'<input type="number" id="demand" min="1" step="1" value="{users}" inputmode="numeric"></div></div>'
+        f'<input type="number" id="demand" min="1" max="{MOST_USERS}" step="1" value="{users}" inputmode="numeric" '
+        'aria-describedby="demand-problem"><p class="problem" id="demand-problem" aria-live="polite"></p></div></div>'
         '<p class="verdict" id="verdict" role="status" aria-live="polite"></p>'
     )
     rows = "".join(
@@ -41,7 +45,7 @@ def read_off(
         '<span class="tag"></span></th>' + "<td>–</td>" * 4 + "</tr>\n"
         for i, policy in enumerate(front.policies)
     )
-    heads = ("Scheduler", "tok/s per GPU", f"against {base}", "users per GPU", "GPUs needed")
+    heads = ("Scheduler", "tok/s per GPU", f"% against {base}", "users per GPU", "GPUs needed")
     top = "".join(f'<th scope="col">{html.text(head)}</th>' for head in heads)
     sold = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Read off at the floor"><table class="sold"><thead>'
@@ -84,7 +88,7 @@ def _sla(tables: Mapping[str, pd.DataFrame], floors: list[float]) -> str:
         rows = [[policy, *part["text"]] for policy, part in table.groupby("policy", sort=False)]
         what = "all domains" if domain == TOTAL else f"domain {domain}"
         caption = f"tok/s per GPU at a floor of tok/s per user, {what}"
-        return html.table(caption, ["Scheduler", *(f"≥ {f:g}" for f in floors)], rows)
+        return html.table(caption, ["Scheduler", *(f"≥ {f:g}" for f in floors)], rows, kind="floors")
 
     whole = one(TOTAL, tables[TOTAL])
     parts = "".join(one(domain, table) for domain, table in tables.items() if domain != TOTAL)
