@@ -74,21 +74,23 @@ def plot_pareto(front: Front, floors: Iterable[float] = (), title: str | None = 
     with the most y at equal load changes; with several seeds only where each of them shows it. A caption
     names analytic profiles.
     """
-    floors = list(floors)
-    figure, axes = _axes(front, title, title_pad=16 if floors else 8)
+    floors = sorted(floors)
+    top = 1.06 * max(_top(front, front.x), *floors, 0.0)
+    rows_up = _rows_up(floors, 0.05 * top)
+    figure, axes = _axes(front, title, title_pad=16 + 10 * max(rows_up) if floors else 8)
     for policy, style, rows in _curves(front):
         _band(axes, rows, front, style["color"])
         axes.plot(rows[front.x], rows[front.y], label=policy, **style)
-    for floor in floors:
+    for floor, up in zip(floors, rows_up, strict=True):
         axes.axvline(floor, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         place: dict[str, Any] = {
             "xycoords": ("data", "axes fraction"),
-            "xytext": (0, 2),
+            "xytext": (0, 2 + 10 * up),
             "textcoords": "offset points",
         }
         axes.annotate(f"≥ {floor:g}", (floor, 1), ha="center", va="bottom", fontsize=8, color=GREY, **place)
     axes.set(xlabel=LABELS.get(front.x, front.x), ylabel=LABELS.get(front.y, front.y))
-    axes.set_xlim(0, 1.06 * max(_top(front, front.x), *floors, 0.0) or None)
+    axes.set_xlim(0, top or None)
     axes.set_ylim(0, 1.06 * _top(front, front.y) or None)
     notes = _mark_loads(axes, front)
     handles, labels = axes.get_legend_handles_labels()
@@ -227,6 +229,17 @@ def _band(axes: Axes, rows: pd.DataFrame, front: Front, colour: str) -> None:
         alpha=_faint(front),
         linewidth=0,
     )
+
+
+def _rows_up(floors: Sequence[float], room: float) -> list[int]:
+    """How many rows up the label of each of the rising ``floors`` goes to have ``room`` to its left in its row."""
+    last: list[float] = []  # the last one's place in every row
+    rows = []
+    for floor in floors:
+        row = next((i for i, place in enumerate(last) if floor - place >= room), len(last))
+        last[row : row + 1] = [floor]
+        rows.append(row)
+    return rows
 
 
 def _faint(front: Front) -> float:

@@ -100,6 +100,15 @@ def test_outer_points_carry_their_loads():
     assert "requests/s at that point" in legend(plot_pareto(pareto(sweep(kind="poisson"))))
 
 
+def test_labels_of_floors_that_crowd_go_up_a_row():
+    front = pareto(sweep())
+    crowded = plot_pareto(front, floors=[24, 20, 22, 70])
+    up = {t.get_text(): t.xyann[1] for t in crowded.axes[0].texts if t.get_text().startswith("≥ ")}
+    assert up == {"≥ 20": 2, "≥ 22": 12, "≥ 24": 22, "≥ 70": 2}
+    apart = plot_pareto(front, floors=[20, 70])
+    assert {t.xyann[1] for t in apart.axes[0].texts if t.get_text().startswith("≥ ")} == {2}
+
+
 def test_labels_of_loads_that_crowd_are_left_out():
     loads = [1000 + i for i in range(40)]
     assert len(texts(plot_pareto(pareto(sweep(POLICIES[:1], loads=loads))))) < 10
