@@ -183,6 +183,42 @@ def crossovers(front: Front) -> pd.DataFrame:
     return table
 
 
+def crossover_lines(front: Front) -> list[str]:
+    """Return a sentence for each of ``crossovers``: at which load, who overtakes whom, and what that is worth."""
+    what = "users" if front.workload == "closed" else "requests/s"
+    first, last = float(front.points["load"].min()), float(front.points["load"].max())
+    starts = {
+        "at": "At {} {what}",
+        "below": f"At or below {{}} {{what}} (the lowest load simulated is {first:g})",
+        "above": f"At or above {{}} {{what}} (the highest load simulated is {last:g})",
+        "anywhere": f"Somewhere between {first:g} and {last:g} {{what}}, all the loads simulated",
+    }
+    lines = []
+    for row in crossovers(front).to_dict("records"):
+        kind, bound = crossover_span(front, row["load"], row["load_ci"])
+        where = starts[kind].format(Reading(row["load"], row["load_ci"]) if kind == "at" else _number(bound), what=what)
+        doubt = np.isnan(row["load_ci"]) and front.points["seeds"].max() > 1
+        lines.append(
+            f"{where}, {row['after']} overtakes {row['before']} in throughput ({_number(row['throughput'])} "
+            f"tok/s/GPU at {_number(row['interactivity'])} tok/s/user)."
+            + (" Not every seed shows it: it may be noise." if doubt else "")
+        )
+    return lines
+
+
+def crossover_span(front: Front, load: float, half: float) -> tuple[str, float]:
+    """Return what an interval ``load`` ± ``half`` settles, and the load that bounds it.
+
+    "at" a load; "below" or "above" one, where the interval reaches an end of the loads simulated; "anywhere", with
+    NaN, where it reaches both.
+    """
+    low = load - half <= float(front.points["load"].min())
+    high = load + half >= float(front.points["load"].max())
+    if low and high:
+        return "anywhere", NAN
+    return ("below", load + half) if low else ("above", load - half) if high else ("at", load)
+
+
 def hypervolume(front: Front, base_policy: str) -> pd.DataFrame:
     """Return the area each policy's front dominates for x in [0, the base front's largest x].
 

@@ -1,6 +1,6 @@
 """Pictures of fronts: throughput against interactivity, and any metric against load.
 
-Curves differ by colour (the Okabe-Ito palette, safe for the colour-blind), by marker and by dash, so
+Curves differ by colour (the Okabe-Ito palette and three more, safe for the colour-blind), by marker and by dash, so
 that they stay apart in black and white. Figures are made without pyplot: no window, no global state.
 Saved files have the same bytes for the same figure.
 """
@@ -26,10 +26,13 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, N
 from numpy.typing import NDArray
 
 from specsim.files import write_atomic
-from specsim.pareto import Front, crossovers
+from specsim.pareto import Front, crossover_span, crossovers
 from specsim.types import SpecsimError
 
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
+COLOURS = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2",
+    "#7F1FE0", "#663311", "#1A2B8C",  # as far from the others, to the colour-blind too, as these are from each other
+)  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES: tuple[Any, ...] = (
     "-", (0, (5, 2)), (0, (7, 2, 1.5, 2)), (0, (1, 1.2)), (0, (9, 2)), (0, (3, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)),
@@ -71,21 +74,23 @@ def plot_pareto(front: Front, floors: Iterable[float] = (), title: str | None = 
     with the most y at equal load changes; with several seeds only where each of them shows it. A caption
     names analytic profiles.
     """
-    floors = list(floors)
-    figure, axes = _axes(front, title, title_pad=16 if floors else 8)
+    floors = sorted(floors)
+    top = 1.06 * max(_top(front, front.x), *floors, 0.0)
+    rows_up = _rows_up(floors, 0.05 * top)
+    figure, axes = _axes(front, title, title_pad=16 + 10 * max(rows_up) if floors else 8)
     for policy, style, rows in _curves(front):
         _band(axes, rows, front, style["color"])
         axes.plot(rows[front.x], rows[front.y], label=policy, **style)
-    for floor in floors:
+    for floor, up in zip(floors, rows_up, strict=True):
         axes.axvline(floor, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         place: dict[str, Any] = {
             "xycoords": ("data", "axes fraction"),
-            "xytext": (0, 2),
+            "xytext": (0, 2 + 10 * up),
             "textcoords": "offset points",
         }
         axes.annotate(f"≥ {floor:g}", (floor, 1), ha="center", va="bottom", fontsize=8, color=GREY, **place)
     axes.set(xlabel=LABELS.get(front.x, front.x), ylabel=LABELS.get(front.y, front.y))
-    axes.set_xlim(0, 1.06 * max(_top(front, front.x), *floors, 0.0) or None)
+    axes.set_xlim(0, top or None)
     axes.set_ylim(0, 1.06 * _top(front, front.y) or None)
     notes = _mark_loads(axes, front)
     handles, labels = axes.get_legend_handles_labels()
@@ -108,7 +113,7 @@ def plot_load(front: Front, metric: str = "verified_tokens", title: str | None =
     for policy, style, rows in _curves(front):
         load, mean = rows["load"].to_numpy(), rows[metric].to_numpy()
         half = rows[f"{metric}_ci"].fillna(0.0).to_numpy()
-        axes.fill_between(load, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+        axes.fill_between(load, mean - half, mean + half, color=style["color"], alpha=_faint(front), linewidth=0)
         axes.plot(load, mean, label=policy, **style)
     axes.set_xscale("log", base=2)
     loads = np.unique(front.points["load"])
@@ -221,9 +226,25 @@ def _band(axes: Axes, rows: pd.DataFrame, front: Front, colour: str) -> None:
         np.concatenate([x + dx, (x - dx)[::-1]]),
         np.concatenate([y + dy, (y - dy)[::-1]]),
         color=colour,
-        alpha=0.18,
+        alpha=_faint(front),
         linewidth=0,
     )
+
+
+def _rows_up(floors: Sequence[float], room: float) -> list[int]:
+    """How many rows up the label of each of the rising ``floors`` goes to have ``room`` to its left in its row."""
+    last: list[float] = []  # the last one's place in every row
+    rows = []
+    for floor in floors:
+        row = next((i for i, place in enumerate(last) if floor - place >= room), len(last))
+        last[row : row + 1] = [floor]
+        rows.append(row)
+    return rows
+
+
+def _faint(front: Front) -> float:
+    """How opaque bands are: the more there may be on top of each other, the less."""
+    return min(0.18, 1.26 / len(front.policies))
 
 
 def _mark_loads(axes: Axes, front: Front) -> dict[Artist, str]:
@@ -246,9 +267,13 @@ def _mark_loads(axes: Axes, front: Front) -> dict[Artist, str]:
     changes = crossovers(front)
     if front.points["seeds"].max() > 1:
         changes = changes.dropna(subset=["load_ci"])
-    for at_load, x, y in changes[["load", "interactivity", "throughput"]].to_numpy():
+    for at_load, half, x, y in changes[["load", "load_ci", "interactivity", "throughput"]].to_numpy():
         axes.plot([x], [y], **RING)
-        _write(axes, f"≈{at_load:.{0 if at_load >= 10 else 1}f}", (x, y), (-4, -6), "black")
+        kind, bound = crossover_span(front, at_load, half)
+        text = {"at": "≈", "below": "≤", "above": "≥"}.get(kind, "?")
+        if kind != "anywhere":
+            text += f"{bound:.{0 if bound >= 10 else 1}f}"
+        _write(axes, text, (x, y), (-4, -6), "black")
     if len(changes):
         notes[Line2D([], [], **RING)] = f"best policy at equal {load} changes"
     return notes

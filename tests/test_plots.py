@@ -100,6 +100,15 @@ def test_outer_points_carry_their_loads():
     assert "requests/s at that point" in legend(plot_pareto(pareto(sweep(kind="poisson"))))
 
 
+def test_labels_of_floors_that_crowd_go_up_a_row():
+    front = pareto(sweep())
+    crowded = plot_pareto(front, floors=[24, 20, 22, 70])
+    up = {t.get_text(): t.xyann[1] for t in crowded.axes[0].texts if t.get_text().startswith("≥ ")}
+    assert up == {"≥ 20": 2, "≥ 22": 12, "≥ 24": 22, "≥ 70": 2}
+    apart = plot_pareto(front, floors=[20, 70])
+    assert {t.xyann[1] for t in apart.axes[0].texts if t.get_text().startswith("≥ ")} == {2}
+
+
 def test_labels_of_loads_that_crowd_are_left_out():
     loads = [1000 + i for i in range(40)]
     assert len(texts(plot_pareto(pareto(sweep(POLICIES[:1], loads=loads))))) < 10
@@ -112,6 +121,15 @@ def test_crossovers_every_seed_shows_are_ringed():
     assert len(rings) == sum(t.startswith("≈") for t in texts(figure)) > 0
     assert note in legend(figure)
     assert note not in legend(plot_pareto(pareto(sweep(POLICIES[:1]))))
+
+
+def test_a_crossover_that_may_lie_below_every_load_is_a_bound():
+    table = sweep(POLICIES[:2], seeds=2, loads=(1, 4))
+    first, second = (table["policy"] == p for p in POLICIES[:2])
+    table.loc[first, "throughput"] = 10.0
+    for seed, ends in enumerate(([9.9333, 10.9333], [9.9, 10.9])):  # level at 1.2 and at 1.3 users
+        table.loc[second & (table["seed"] == seed), "throughput"] = ends
+    assert "≤1.9" in texts(plot_pareto(pareto(table)))
 
 
 def test_load_figure_has_a_log_axis_with_every_load():

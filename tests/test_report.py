@@ -23,6 +23,7 @@ from test_pareto import sweep as by_hand
 import specsim as ss
 from specsim.acceptance import synthetic
 from specsim.pareto import pareto, sla_table
+from specsim.plots import COLOURS
 from specsim.report import charts, html, make_report
 from specsim.types import SpecsimError
 
@@ -209,6 +210,16 @@ def test_users_of_an_open_loop_are_requests_in_flight():
     assert "one seed, so no intervals" in page.said
 
 
+def test_ten_curves_have_ten_colours_on_the_page_as_in_pictures(text):
+    names = [f"P{i}" for i in range(10)]
+    assert len(set(charts._series(names)[0]["scale"]["range"])) == 10
+    assert len(set(COLOURS)) == len(COLOURS) == len(charts.PALETTE)
+    for i, colour in enumerate(COLOURS):
+        assert f"--s{i}: {colour};" in text
+    looks = [tuple(str(c["scale"]["range"][i]) for c in charts._series([*map(str, range(40))])) for i in range(40)]
+    assert len(set(looks)) == 40  # further ones differ by dash or marker
+
+
 def test_wide_latencies_get_logarithms_with_round_ticks():
     assert charts._decades(0.21, 5.5) == [0.2, 0.5, 1, 2, 5, 10]
     assert charts._decades(3.0, 4000.0) == [1, 10, 100, 1000, 10000]
@@ -380,6 +391,7 @@ def test_the_command_writes_the_page_of_the_sweep(run, tmp_path):
         (["--base", "MTP1()"], "--base: expected one of NoSpec(), StaticGamma(2), got 'MTP1()'"),
         (["--sla", "0"], "--sla: expected numbers above 0"),
         (["--users", "0"], "--users"),
+        (["--users", "1000000001"], "--users"),
         (["--results", "none.parquet"], "none.parquet: cannot read"),
     ],
 )

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from report_pages import EVIL, FLOORS, Evil, made, small_sweep
 
+from specsim.cli.tables import gain_table
 from specsim.pareto import pareto, sla_table
 
 pytest.importorskip("vl_convert", reason="the extra report is not installed")
@@ -111,6 +112,101 @@ def test_users_and_gpus_follow_the_demand(browser, file, swept):
         assert {row[4] for row in sold(page)} == {"–"}
 
 
+@pytest.mark.parametrize("typed", ["0", "", "1e30", "-5", "2.5", "1000000001"])
+def test_what_is_no_number_of_users_is_told(browser, file, typed):
+    with opened(browser, file) as page:
+        field, problem = page.locator("#demand"), page.locator("#demand-problem")
+        assert not problem.is_visible()
+        field.fill(typed)
+        assert problem.text_content() == "GPUs need a whole number of users, from 1 to 1,000,000,000."
+        assert problem.get_attribute("aria-live") == "polite"
+        assert field.get_attribute("aria-invalid") == "true"
+        assert {row[4] for row in slide(page, 1.3)} == {"–"}
+        assert "users need" not in verdict(page)
+        field.fill("1000000000")
+        assert not problem.is_visible()
+        assert field.get_attribute("aria-invalid") == "false"
+        assert "1,000,000,000 users need" in verdict(page)
+
+
+def test_gains_are_the_command_lines(browser, swept, tmp_path):
+    front = pareto(swept["frame"])
+    path = tmp_path / "page.html"
+    shown = set()
+    for base in front.policies[:2]:
+        path.write_text(made(swept, base_policy=base), encoding="utf-8")
+        with opened(browser, path) as page:
+            for floor in (0.95, 1.3, 1.5, 1.8):
+                gains = gain_table(sla_table(front, [floor], base), base)
+                expected = dict(zip(*(column.cells for column in gains.columns), strict=True)) if gains else {}
+                for row in slide(page, floor):
+                    name = next(p for p in front.policies if row[0].startswith(p))
+                    assert row[2] == expected.get(name, "–").removesuffix(" %")
+                    shown.add(row[2][0])
+    assert {"≥", "–", "−"} <= shown
+
+
+def test_the_tab_key_goes_through_the_page_and_shows_where_it_is(browser, file):
+    """Every stop has an outline and is on the screen; tables that do not scroll are no stops."""
+    at = """() => { const e = document.activeElement, s = getComputedStyle(e), r = e.getBoundingClientRect();
+      const scrolls = e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight;
+      return [e.id || e.className || e.tagName, s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 1,
+              r.bottom > 0 && r.top < innerHeight && r.right > 0, !e.classList.contains('scroll') || scrolls]; }"""
+    with opened(browser, file, viewport={"width": 375, "height": 800}, reduced_motion="reduce") as page:
+        page.evaluate("document.querySelectorAll('details').forEach(d => (d.open = true))")
+        page.wait_for_timeout(50)
+        stops = []
+        while True:
+            page.keyboard.press("Tab")
+            name, outlined, seen, meant = page.evaluate(at)
+            if name == "BODY" or len(stops) > 80:
+                break
+            assert (outlined, seen, meant) == (True, True, True), name
+            stops.append(name)
+        assert {"skip", "floor", "demand", "BUTTON", "INPUT", "SUMMARY", "scroll"} <= set(stops)
+        boxes = page.locator(".scroll").evaluate_all("es => es.filter(e => e.scrollWidth > e.clientWidth).length")
+        assert stops.count("scroll") >= boxes > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1600])
+def test_axe_finds_nothing(browser, file, width, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+
+    def found(page):
+        return [(v["id"], v["nodes"][0]["html"]) for v in axe.Axe().run(page, options=rules).response["violations"]]
+
+    with opened(browser, file, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(d => (d.open = true))")
+        page.locator("#demand").fill("0")  # the message too
+        verdict(page)
+        assert found(page) == []
+        page.evaluate("document.querySelector('label[for=floor]').remove()")
+        rules["runOnly"] = ["label"]
+        assert [rule for rule, _ in found(page)] == ["label"]  # it looks
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_stands_out(browser, file, scheme):
+    """WCAG's 4.5 for text, on every ground that it may have, and 3 for the edges of what can be operated."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(share * p for share, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    with opened(browser, file, color_scheme=scheme) as page:
+        for ink, grounds, least in (
+            ("ink", ("paper", "wash", "warn-wash"), 4.5), ("muted", ("paper", "wash"), 4.5),
+            ("link", ("paper", "wash"), 4.5), ("warn", ("paper", "wash"), 4.5), ("edge", ("paper", "wash"), 3),
+        ):  # fmt: skip
+            read = "n => getComputedStyle(document.body).getPropertyValue('--' + n).trim()"
+            for ground in grounds:
+                low, high = sorted(luminance(page.evaluate(read, name)) for name in (ink, ground))
+                assert (high + 0.05) / (low + 0.05) >= least, (ink, ground)
+
+
 def test_keys_move_the_slider_and_buttons_set_it(browser, file):
     with opened(browser, file) as page:
         page.get_by_role("button", name="1.5 tokens per second and user").click()
@@ -155,8 +251,10 @@ def test_percentiles_are_chosen_by_radio_buttons(browser, file):
 def test_it_fits_every_width_and_both_schemes(browser, file, width, scheme):
     with opened(browser, file, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        cut = page.evaluate("[...document.querySelectorAll('.split .scroll')].some(e => e.scrollWidth > e.clientWidth)")
-        assert width < 900 or not cut  # the reading at the floor is seen whole; on a telephone, it scrolls
+        tables = "[...document.querySelectorAll('table.sold, #read-off > .scroll > table')].map(e => e.parentElement)"
+        assert page.evaluate(f"{tables}.length") == 2  # what is read off at the floors is seen whole
+        assert not page.evaluate(f"{tables}.some(e => e.scrollWidth > e.clientWidth)")
+        assert page.locator("table.sold tbody td:visible").count() == 4 * 3
         inked = "getComputedStyle(document.body).getPropertyValue('--paper').trim()"
         assert (page.evaluate(inked) == "#ffffff") == (scheme == "light")
         for box in page.locator("[data-chart]").all():

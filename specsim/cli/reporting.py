@@ -45,7 +45,13 @@ def report(
     ] = None,
     users: Annotated[
         int,
-        option("--users", help="Users that the page asks GPUs for, until another number is typed.", min=1, panel=RUN),
+        option(
+            "--users",
+            help="Users that the page asks GPUs for, until another number is typed.",
+            min=1,
+            max=1_000_000_000,
+            panel=RUN,
+        ),
     ] = 1000,
     seeds: Seeds = 3,
     jobs: Jobs = -1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pandas as pd
 import typer
@@ -14,11 +14,12 @@ from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
+from specsim.cli.tables import gain_table, sold_table, summary_table
 from specsim.engine import Policy, Scenario
 from specsim.engine import simulate as simulate_once
 from specsim.files import check_apart, check_folder, check_output, write_atomic
 from specsim.metrics import summarize
-from specsim.pareto import Front, caveats, crossovers, sla_table
+from specsim.pareto import caveats, crossover_lines, crossovers, sla_table
 from specsim.pareto import pareto as make_front
 from specsim.sweep import sweep as run_sweep
 from specsim.types import SLO, SpecsimError
@@ -57,6 +58,7 @@ def simulate(
     options: Options,
     seed: Annotated[int, option("--seed", help="Seed of all random streams.", panel=RUN)] = 0,
     steps: Annotated[bool, option("--steps", help="With --out: keep the step table too.", panel=RUN)] = False,
+    all: Annotated[bool, option("--all", help="Print every metric, not the main ones alone.", panel=RUN)] = False,
     out: Out = None,
     json: Json = None,
     slo_ttft: Ttft = None,
@@ -75,11 +77,8 @@ def simulate(
     with show.progress("requests simulated") as report:
         result = simulate_once(base.with_policy(policies[0]), seed, steps=steps, progress=report)
     summary = summarize(result, slo)
-    names = [c for c in summary.columns if c not in ("domain", "steps", "gpus", "extrapolated_steps")]
-    rows: list[list[Any]] = [[name, *(_cell(name, v) for v in summary[name])] for name in names]
     title = f"{result.label}, {base.workload.label}, seed {seed}"
-    caption = f"{result.num_steps:,} steps; latencies in ms; throughput per GPU"
-    show.console().print(show.table(title, ["", *summary["domain"]], rows, caption))
+    show.console().print(summary_table(title, summary, all))
     notes = [base.profile.caveat] if base.profile.caveat else []
     print_caveats(notes)
     warn_extrapolated(result.extrapolated_steps)
@@ -160,19 +159,16 @@ def pareto(
     check_apart({"--json": json}, {"--results": results})  # --out may be its folder: the same is written there
     _check_outputs(out, names, json, options.files())
     frame = read_results(results) if results else _sweep(options, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
-    domains = list(dict.fromkeys(frame["domain"]))
-    tables = []
-    for domain in domains:
-        front = make_front(frame, domain)
-        tables.append(sla_table(front, floors, base).assign(domain=domain))
-        show.console().print(_sla(front, floors, base, domain))
+    fronts = {str(domain): make_front(frame, str(domain)) for domain in dict.fromkeys(frame["domain"])}
+    tables = [sla_table(part, floors, base).assign(domain=domain) for domain, part in fronts.items()]
     front = make_front(frame)
+    sold = sla_table(front, floors, base)
+    show.console().print(sold_table(front, sold))
+    if (gains := gain_table(sold, base or front.policies[0])) is not None:
+        show.console().print(gains)
     crossed = crossovers(front)
-    for _, row in crossed.iterrows():
-        show.console().print(
-            f"At load {show.number(row['load'])}, {row['after']} overtakes {row['before']} in throughput "
-            f"({show.number(row['throughput'])} tok/s/GPU at {show.number(row['interactivity'])} tok/s/user)."
-        )
+    for line in crossover_lines(front):
+        show.console().print(line)
     print_caveats(front.caveats)
     warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
@@ -185,7 +181,9 @@ def pareto(
         if frame["verified_tokens"].notna().any():
             figure = plots.plot_load(front, "verified_tokens")
             written.append(plots.save_figure(figure, out / f"verified_tokens.{format}"))
-        show.console().print("Wrote " + ", ".join(str(p) for p in written) + f" and the tables in {out}/")
+        pictures = ", ".join(path.name for path in written)
+        tell = "sla.csv (the tables, of every domain)" if len(fronts) > 1 else "sla.csv (the tables)"
+        show.console().print(f"Wrote to {out}/: {pictures}, {tell}, results.csv and results.parquet")
     if json is not None:
         sla_rows = pd.concat(tables).to_dict("records")
         data = {"command": command_line(), "caveats": front.caveats, "sla": sla_rows}
@@ -215,25 +213,6 @@ def run_all(
 
 def slo_of(ttft: float | None, interactivity: float | None) -> SLO | None:
     return None if ttft is None and interactivity is None else SLO(interactivity=interactivity, ttft=ttft)
-
-
-def _sla(front: Front, floors: list[float], base: str | None, domain: str) -> Any:
-    table = sla_table(front, floors, base)
-    rows = []
-    for policy in front.policies:
-        row: list[Any] = [policy]
-        for floor in floors:
-            cell = table[(table["policy"] == policy) & (table["floor"] == floor)].iloc[0]
-            row.append(cell["text"])
-        rows.append(row)
-    title = f"tok/s/GPU at a floor of tok/s/user (p50), {'all domains' if domain == 'all' else domain}"
-    return show.table(title, ["policy", *(f"≥ {f:g}" for f in floors)], rows)
-
-
-def _cell(name: str, value: Any) -> str:
-    if name.startswith(("ttft", "tpot", "e2e", "itl", "queue")):
-        return show.milliseconds(value) if value == value else "–"
-    return show.number(value)
 
 
 def _write_results(frame: pd.DataFrame, out: Path) -> None:

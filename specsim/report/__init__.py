@@ -19,7 +19,7 @@ from specsim.engine import Policy, Scenario
 from specsim.pareto import Front, half_width, pareto, sla_table
 from specsim.report import charts, html
 from specsim.report.drafts import drafter_section
-from specsim.report.sections import latency_section, load_section, made_section, read_off, sources_section
+from specsim.report.sections import MOST_USERS, latency_section, load_section, made_section, read_off, sources_section
 from specsim.report.sources import drafters, sources
 from specsim.types import SpecsimError
 from specsim.workload import Workload
@@ -50,11 +50,13 @@ def make_report(
     ``command``, ``versions``, ``files`` (paths by option), ``arrivals`` and ``notes`` are told as they are.
 
     Raises SpecsimError for a sweep that ``pareto`` refuses, an unknown ``base_policy``, no floor or one that is not
-    above 0, and where the extra ``report`` is not installed.
+    above 0, ``users`` outside 1 to a thousand million, and where the extra ``report`` is not installed.
     """
     floors = list(floors)
     if not floors or not all(math.isfinite(f) and f > 0 for f in floors):
         raise SpecsimError(f"report: floors: expected numbers above 0, got {floors}")
+    if not 1 <= users <= MOST_USERS:
+        raise SpecsimError(f"report: users: expected a whole number from 1 to {MOST_USERS:,}, got {users}")
     frame = frame.assign(users=_users(frame))
     fronts = {str(domain): pareto(frame, str(domain)) for domain in frame["domain"].unique()}
     front = fronts[TOTAL]
@@ -81,7 +83,7 @@ def make_report(
         version=html.text((versions or {}).get("specsim", "")),
         title=html.text(f"{profile.model} on {profile.gpus}\u00a0×\u00a0{profile.device}"),
         lead=html.text(_lead(front)),
-        style=html.page_file("page.css"),
+        style=charts.palette() + html.page_file("page.css"),
         caveats=_caveats(front, frame, notes),
         drafter_link='<li><a href="#drafters">Drafters</a></li>' if drafts else "",
         sections="\n".join(sections),

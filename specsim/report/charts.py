@@ -8,7 +8,7 @@ have no legends of their own. Names that users chose are data here, never expres
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 PALETTE = [f"var(--s{i})" for i in range(len(COLOURS))]
+DARK = {0: "#f2f2f2", 6: "#2f8fd0", 7: "#9b4dff", 8: "#e6d96a", 9: "#c9d0ff"}
+"""The colours of COLOURS that a dark page has others for."""
+
 SHAPES = (
     "circle", "square", "triangle-up", "diamond", "triangle-down", "cross",
     "M-1,-0.6L-0.6,-1L0,-0.4L0.6,-1L1,-0.6L0.4,0L1,0.6L0.6,1L0,0.4L-0.6,1L-1,0.6L-0.4,0Z", "triangle-left",
@@ -43,7 +46,7 @@ CONFIG: Spec = {
     "title": {
         "color": "var(--ink)", "fontSize": 13, "fontWeight": 600, "anchor": "start", "frame": "group", "offset": 12,
     },
-    "text": {"fill": "var(--muted)"},
+    "text": {"fill": "var(--muted)", "stroke": "var(--paper)", "strokeWidth": 3},  # legible where it lies on a line
 }  # fmt: skip
 FEWER_TICKS = {"expr": "width < 420 ? 4 : 8"}
 ROOM = 1.06
@@ -51,6 +54,16 @@ ROOM = 1.06
 LATENCIES = {"ttft": ("Time to first token", 1e3, "ms"), "tpot": ("Time per output token", 1e3, "ms"),
              "e2e": ("End to end", 1.0, "s")}  # fmt: skip
 QUANTILES = ("p50", "p90", "p99")
+
+
+def palette() -> str:
+    """The style sheet's part that sets the curves' colours."""
+
+    def rule(colours: Iterable[tuple[int, str]]) -> str:
+        return ":root { " + " ".join(f"--s{i}: {colour};" for i, colour in colours) + " }"
+
+    dark = f"@media screen and (prefers-color-scheme: dark) {{ {rule(DARK.items())} }}"
+    return f"{rule(enumerate(COLOURS))}\n{dark}\n"
 
 
 def front_chart(front: Front, floor: float) -> Spec:

@@ -115,18 +115,23 @@ def key(names: Iterable[str]) -> str:
     return f'<ul class="key">{items}</ul>'
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]], *, names: int = 1) -> str:
-    """A table; the first ``names`` cells of a row name it. Cells are escaped."""
+def table(
+    caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]], *, names: int = 1, kind: str = ""
+) -> str:
+    """A table; the first ``names`` cells of a row name it. Cells are escaped. ``kind`` is its class, if any."""
+    kind = f' class="{kind}"' if kind else ""
     top = "".join(f'<th scope="col">{text(head)}</th>' for head in heads)
     body = "".join(
         "<tr>"
-        + "".join(f'<th scope="row">{text(c)}</th>' if i < names else f"<td>{cell(c)}</td>" for i, c in enumerate(row))
+        + "".join(
+            f'<th scope="row">{name(str(c))}</th>' if i < names else f"<td>{cell(c)}</td>" for i, c in enumerate(row)
+        )
         + "</tr>\n"
         for row in rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table><caption>{text(caption)}'
-        f"</caption><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table{kind}><caption>'
+        f"<span>{text(caption)}</span></caption><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>"
     )
 
 

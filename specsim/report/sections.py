@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from specsim.blocktrace import TOTAL
-from specsim.pareto import Front, crossovers
+from specsim.pareto import Front, crossover_lines
 from specsim.report import charts, html
 from specsim.report.sources import Source
+
+MOST_USERS = 10**9
+"""The most users that the page asks GPUs for."""
 
 
 def read_off(
@@ -34,7 +36,8 @@ def read_off(
         f'value="{slider["value"]:g}" aria-describedby="floor-help">'
         f'<div class="chips"><span id="floor-help">The median user gets at least this.</span>{chips}</div></div>'
         '<div><label for="demand">Users to serve</label>'
-        f'<input type="number" id="demand" min="1" step="1" value="{users}" inputmode="numeric"></div></div>'
+        f'<input type="number" id="demand" min="1" max="{MOST_USERS}" step="1" value="{users}" inputmode="numeric" '
+        'aria-describedby="demand-problem"><p class="problem" id="demand-problem" aria-live="polite"></p></div></div>'
         '<p class="verdict" id="verdict" role="status" aria-live="polite"></p>'
     )
     rows = "".join(
@@ -42,7 +45,7 @@ def read_off(
         '<span class="tag"></span></th>' + "<td>–</td>" * 4 + "</tr>\n"
         for i, policy in enumerate(front.policies)
     )
-    heads = ("Scheduler", "tok/s per GPU", f"against {base}", "users per GPU", "GPUs needed")
+    heads = ("Scheduler", "tok/s per GPU", f"% against {base}", "users per GPU", "GPUs needed")
     top = "".join(f'<th scope="col">{html.text(head)}</th>' for head in heads)
     sold = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Read off at the floor"><table class="sold"><thead>'
@@ -85,7 +88,7 @@ def _sla(tables: Mapping[str, pd.DataFrame], floors: list[float]) -> str:
         rows = [[policy, *part["text"]] for policy, part in table.groupby("policy", sort=False)]
         what = "all domains" if domain == TOTAL else f"domain {domain}"
         caption = f"tok/s per GPU at a floor of tok/s per user, {what}"
-        return html.table(caption, ["Scheduler", *(f"≥ {f:g}" for f in floors)], rows)
+        return html.table(caption, ["Scheduler", *(f"≥ {f:g}" for f in floors)], rows, kind="floors")
 
     whole = one(TOTAL, tables[TOTAL])
     parts = "".join(one(domain, table) for domain, table in tables.items() if domain != TOTAL)
@@ -93,20 +96,12 @@ def _sla(tables: Mapping[str, pd.DataFrame], floors: list[float]) -> str:
 
 
 def _crossovers(front: Front) -> str:
-    changes = crossovers(front)
-    if changes.empty:
+    lines = crossover_lines(front)
+    if not lines:
         return ""
-    items = []
-    for change in changes.to_dict("records"):
-        sure = np.isfinite(change["load_ci"])
-        doubt = "" if sure or front.points["seeds"].max() < 2 else " Not every seed shows it: it may be noise."
-        items.append(
-            f"At {html.number(change['load'], change['load_ci'])} {_load_name(front).lower()}, {change['after']} "
-            f"overtakes {change['before']} in throughput.{doubt}"
-        )  # fmt: skip
     return (
         '<h3>Where another scheduler takes the lead</h3><ul class="said">'
-        + "".join(f"<li>{html.text(i)}</li>" for i in items)
+        + "".join(f"<li>{html.text(line)}</li>" for line in lines)
         + "</ul>"
     )
 

@@ -48,17 +48,19 @@
   for (const policy of front.policies) policy.users = policy.users.map((value) => value ?? NaN); // JSON has no NaN
   const rows = new Map(front.policies.map((policy, i) => [policy, element(`sold-${i}`)]));
 
-  const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)} %`;
-
-  function gain(row) {
-    if (row.policy === base) return "–";
-    if (!Number.isFinite(row.gain)) return "–";
-    const around = Number.isFinite(row.gainCi) ? ` ± ${(100 * row.gainCi).toFixed(1)}` : "";
-    return signed(row.gain) + around;
-  }
-
   // Signs stay with their numbers where a cell is narrow.
   const joined = (text) => text.replace(/([≥≤±]) /g, "$1\u00a0");
+
+  // The users to serve; where the field has no such number, it says so, and no GPUs are told.
+  const most = Number(demand.max);
+  function asked() {
+    const users = demand.validity.badInput ? NaN : readings.users(demand.value, most);
+    const wrong = Number.isNaN(users);
+    demand.setAttribute("aria-invalid", String(wrong));
+    const said = wrong ? `GPUs need a whole number of users, from 1 to ${readings.number(most)}.` : "";
+    if (element("demand-problem").textContent !== said) element("demand-problem").textContent = said;
+    return users;
+  }
 
   // Users and GPUs from a reading; a lower bound of the throughput bounds them too.
   function bounded(row, value, sign) {
@@ -68,11 +70,10 @@
 
   const listed = (found) => found.map((row) => row.policy.name).join(", ");
 
-  function verdict(found, floor) {
+  function verdict(found, floor, users) {
     const here = `At ${floor} tok/s per user`;
     if (found === null) return `${here} no scheduler sells anything: no measured load is that fast.`;
     const { leader, tied, open, unsure } = found;
-    const users = Number(demand.value);
     const gpus = readings.gpusFor(front, leader.users, users);
     const bound = leader.kind === "at_least";
     let text = `${here}, ${leader.policy.name} sells the most: ${readings.text(leader)} tok/s per GPU`;
@@ -92,6 +93,7 @@
 
   function update() {
     const floor = Number(slider.value);
+    const users = asked();
     const found = front.policies.map((policy) => readings.sold(front, policy, base, floor));
     const first = readings.best(found);
     for (const row of found) {
@@ -101,9 +103,9 @@
       rows.get(row.policy).classList.toggle("best", leads);
       cells[0].querySelector(".tag").textContent = leads ? "most" : close ? "within noise" : "";
       cells[1].textContent = joined(readings.text(row));
-      cells[2].textContent = joined(gain(row));
+      cells[2].textContent = row.policy === base ? "–" : joined(readings.gain(row));
       cells[3].textContent = joined(bounded(row, row.users, "≥"));
-      const gpus = readings.gpusFor(front, row.users, Number(demand.value));
+      const gpus = readings.gpusFor(front, row.users, users);
       cells[4].textContent = joined(bounded(row, gpus, "≤"));
     }
     element("floor-value").textContent = `${floor} tok/s per user`;
@@ -113,7 +115,7 @@
     }
     // Heard once the slider rests, not at every step of it.
     clearTimeout(spoken);
-    spoken = setTimeout(() => (element("verdict").textContent = verdict(first, floor)), 150);
+    spoken = setTimeout(() => (element("verdict").textContent = verdict(first, floor, users)), 150);
     const view = chartOf("front");
     if (view) {
       const marks = found.filter((row) => row.kind !== "none");
@@ -143,6 +145,19 @@
     radio.addEventListener("change", () => showQuantile(radio.value));
   }
 
+  // ---- tables
+
+  // A table that has nothing to scroll is no stop of the Tab key.
+  function stops() {
+    for (const box of document.querySelectorAll(".scroll")) {
+      const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+      if (scrolls) box.setAttribute("tabindex", "0");
+      else box.removeAttribute("tabindex");
+    }
+  }
+
+  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", stops);
+
   // ---- start
 
   const boxes = [...document.querySelectorAll("[data-chart]")];
@@ -152,12 +167,16 @@
     if (window.innerWidth === width) return; // a phone's address bar comes and goes
     width = window.innerWidth;
     clearTimeout(waiting);
-    waiting = setTimeout(() => boxes.filter((box) => charts[box.dataset.chart].facet).forEach(draw), 200);
+    waiting = setTimeout(() => {
+      stops();
+      boxes.filter((box) => charts[box.dataset.chart].facet).forEach(draw);
+    }, 200);
   });
 
   update();
   Promise.all(boxes.map(draw)).then(() => {
     update();
+    stops();
     showQuantile(document.querySelector("input[name=quantile]:checked")?.value ?? "p50");
     document.documentElement.dataset.ready = "true";
   });

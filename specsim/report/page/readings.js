@@ -52,15 +52,18 @@ const readings = (() => {
   // Everything that the page says of one policy at a floor; `base` is the policy that gains are over.
   function sold(front, policy, base, floor) {
     const reading = read(policy, floor);
-    const found = { policy, ...reading, ci: NaN, gain: NaN, gainCi: NaN, users: NaN, load: NaN };
+    const found = { policy, ...reading, ci: NaN, gain: NaN, gainCi: NaN, gainLeast: NaN, users: NaN, load: NaN };
     if (reading.kind === "none") return found;
     found.users = at(policy.users, reading);
     found.load = at(policy.load, reading);
-    if (reading.kind === "at_least") return found;
+    const over = exact(base, floor);
+    if (reading.kind === "at_least") {
+      if (over > 0) found.gainLeast = reading.value / over - 1;
+      return found;
+    }
     const seeds = Object.keys(policy.seeds);
     const values = seeds.map((seed) => exact(policy.seeds[seed], floor));
     found.ci = halfWidth(values, front.factors);
-    const over = exact(base, floor);
     if (over > 0) {
       found.gain = reading.value / over - 1;
       const ratios = seeds.map((seed, i) => values[i] / (seed in base.seeds ? exact(base.seeds[seed], floor) : NaN));
@@ -111,7 +114,23 @@ const readings = (() => {
     return `${number(row.value)} ± ${around}`;
   }
 
-  return { read, at, halfWidth, sold, gpusFor, best, number, text };
+  const signed = (share) => `${share < 0 ? "−" : "+"}${Math.abs(100 * share).toFixed(1)}`;
+
+  // A gain in %, as the command line prints it: "+50.4 ± 5.4", "≥ +17.9" where the throughput is but bounded, "–".
+  function gain(row) {
+    if (Number.isFinite(row.gainLeast)) return `≥ ${signed(row.gainLeast)}`;
+    if (!Number.isFinite(row.gain)) return "–";
+    const around = Number.isFinite(row.gainCi) ? ` ± ${(100 * row.gainCi).toFixed(1)}` : "";
+    return signed(row.gain) + around;
+  }
+
+  // The users that a text of the field asks for: a whole number from 1 to `most`, or NaN.
+  function users(text, most) {
+    const asked = text.trim() === "" ? NaN : Number(text);
+    return Number.isInteger(asked) && asked >= 1 && asked <= most ? asked : NaN;
+  }
+
+  return { read, at, halfWidth, sold, gpusFor, best, number, text, gain, users };
 })();
 
 if (typeof module !== "undefined") module.exports = readings;

@@ -1,0 +1,82 @@
+"""The tables that simulate and pareto print: what a newcomer reads, by plain names, and what it is worth."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+from test_pareto import sweep
+
+from specsim.cli.tables import GROUPS, gain_table
+from specsim.pareto import pareto, sla_table
+
+ROOT = Path(__file__).parents[1]
+PROFILE = str(ROOT / "hw_profiles/dsv4-flash-b300-tp4.json")
+TRACE = str(ROOT / "traces/qwen3-4b-dspark.json")
+BASE = ("--profile", PROFILE, "--trace", TRACE)
+SMALL = ("--poisson", "20", "--num-requests", "40", "--output-tokens", "32")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_simulate_prints_the_main_metrics_by_plain_names_and_all_when_asked(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    code, text, _ = run("simulate", *BASE, *SMALL, "-s", "DSparkAsync", "--json", path)
+    assert code == 0
+    for label in ("Output token throughput (tok/s/GPU)", "Median TTFT", "P99 TPOT (ms)", "Mean ITL", "tau, τ"):
+        assert label in text
+    assert "_p50" not in text
+    assert len(text.splitlines()) < 30
+    assert not [word for word in ("Goodput", "Preemptions", "Mean E2EL") if word in text]
+    row = json.loads(path.read_text())["metrics"][0]
+    shown = {name for metrics in GROUPS.values() for name, *_ in metrics}
+    assert shown == set(row) - {"domain", "steps", "gpus", "extrapolated_steps"}  # none is forgotten
+    line = next(line for line in text.splitlines() if "Median E2EL" in line)
+    assert line.split()[-4] == f"{1e3 * row['e2e_p50']:.3g}"  # all, math, code, chat
+    line = next(line for line in text.splitlines() if "Accepted of" in line)
+    assert line.split()[-4] == f"{100 * row['acceptance_rate']:.1f}"
+    code, text, _ = run("simulate", *BASE, *SMALL, "-s", "NoSpec", "--all")
+    assert code == 0
+    assert all(label in text for metrics in GROUPS.values() for _, label, *_ in metrics)
+
+
+def test_simulate_shows_what_is_there_to_tell(run: Run) -> None:
+    text = run("simulate", *BASE, *SMALL, "-s", "NoSpec", "--slo-ttft", "5")[1]
+    assert "Goodput" in text
+    assert "Accepted of" not in text  # nothing was drafted
+    assert "Preemptions" not in text
+    short = run("simulate", *BASE, "--closed", "8", "--num-requests", "20", "--output-tokens", "64", "-s", "NoSpec",
+                "--prompt-tokens", "32", "--kv-tokens", "256")[1]  # fmt: skip
+    assert "Preemptions" in short
+
+
+def test_pareto_prints_what_is_sold_and_the_paired_gains_of_all_domains_alone(run: Run, tmp_path: Path) -> None:
+    code, text, _ = run(
+        "pareto", *BASE, "-s", "NoSpec", "-s", "StaticGamma(2)", "-s", "DSparkAsync", "--closed", "2,32",
+        "--seeds", "2", "--num-requests", "40", "--output-tokens", "16", "--sla", "100,180", "--jobs", "1",
+        "--out", tmp_path,
+    )  # fmt: skip
+    assert code == 0
+    assert text.count("tok/s/GPU at a floor") == 1
+    assert "math" not in text
+    assert "The same against NoSpec(), paired by seed" in text
+    assert "sla.csv (the tables, of every domain)" in text
+    table = pd.read_csv(tmp_path / "sla.csv")
+    assert set(table["domain"]) == {"all", "math", "code", "chat"}
+    told = table[(table["domain"] == "all") & (table["policy"] != "NoSpec()")].dropna(subset=["gain", "gain_ci"])
+    assert len(told)
+    for row in told.to_dict("records"):
+        assert f"{100 * row['gain']:+.1f} ± {100 * row['gain_ci']:.1f} %".replace("-", "−") in text
+    other = run("pareto", "--results", tmp_path / "results.parquet", "--base", "DSparkAsync()", "--out", tmp_path)[1]
+    assert "The same against DSparkAsync(), paired by seed" in other
+
+
+def test_a_gain_is_a_bound_where_the_throughput_is_one() -> None:
+    curves = {"A": [(1, 100.0, 100.0), (4, 40.0, 200.0)], "B": [(1, 100.0, 110.0), (4, 60.0, 240.0)]}
+    sold = sla_table(pareto(sweep(curves, factors=(1, 1.1))), [50, 80, 120])
+    table = gain_table(sold, "A")
+    assert table is not None
+    assert [next(iter(column.cells)) for column in table.columns] == ["B", "≥ +30.9 %", "+31.2 ± 0.0 %", "–"]
+    assert table.caption == "–: no number to compare there"
+    assert gain_table(sold[sold["policy"] == "A"], "A") is None
+    assert gain_table(sold[sold["floor"] == 120], "A") is None  # nobody sells there, A neither
