@@ -36,14 +36,14 @@ def sweep(
     workloads = list(workload) if workload is not None else [base.workload]
     seeds = list(seeds)
     if not policies or not workloads or not seeds:
-        raise SpecsimError("sweep: expected at least one policy, one workload and one seed")
+        raise SpecsimError("expected at least one policy, one workload and one seed")
     if jobs == 0 or jobs < -1:
-        raise SpecsimError(f"sweep: jobs: expected -1 (one a core), or 1 or more, got {jobs}")
+        raise SpecsimError(f"jobs: expected -1 (one a core), or 1 or more, got {jobs}")
     # A policy on the base's drafter goes by its scheduler alone; another drafter is named too.
     labels = [repr(p if isinstance(p, Policy) else Policy(p)) for p in policies]
     if len(set(labels)) < len(labels):
         twice = next(x for x in labels if labels.count(x) > 1)
-        raise SpecsimError(f"sweep: policy {twice} is given twice: labels tell results apart")
+        raise SpecsimError(f"policy {twice} is given twice: labels tell results apart")
     scenarios = [base.with_policy(p) for p in policies]
     cases = [
         (replace(scenario, workload=w), label, seed, slo)

@@ -19,7 +19,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from specsim.schedulers import BuiltIn, GlobalArgmax, Scheduler, at_least, chance, fresh, row_counts, top_k
+from specsim.asking import Scheduler, fresh
+from specsim.schedulers import BuiltIn, GlobalArgmax, at_least, chance, row_counts, top_k
 from specsim.types import SpecsimError
 from specsim.views import Array, Lens, OracleView, StepView
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.acceptance import Drafter, synthetic
-from specsim.engine import Scenario, simulate
+from specsim.engine import Policy, Scenario, simulate
 from specsim.metrics import summarize
 from specsim.rules import Rules
 from specsim.schedulers import (
@@ -791,3 +791,22 @@ def test_step_seconds_is_the_price_of_the_step():
     run = simulate(Scenario(profile, make_arrivals([0.0, 2.5], 7, 9), drafter, Asks()), steps=True)
     decoding = run.steps[run.steps["num_seqs"] > 0]
     assert decoding["duration"].tolist() == told
+
+
+def test_a_label_holds_no_address():
+    """It is the same in every run: functools.partial and fields that are functions print where they lie."""
+
+    @dataclass(frozen=True)
+    class Built:
+        rule: object
+
+    for scheduler, label in (
+        (partial(half, share=2), f"functools.partial(<function {half.__name__}>, share=2)"),
+        (Built(half), f"<function {half.__name__}>)"),
+    ):
+        assert repr(Policy(scheduler)).endswith(label)
+        assert " at 0x" not in repr(Policy(scheduler))
+
+
+def half(view, share=2):
+    return np.full(view.num_seqs, view.gamma // share)
