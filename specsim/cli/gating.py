@@ -174,5 +174,7 @@ def _tolerances(texts: list[str]) -> dict[str, float | None]:
         if not equals or name not in comparing.TOLERANCES:
             known = ", ".join(comparing.TOLERANCES)
             raise SpecsimError(f"--tolerance: expected METRIC=SHARE, METRIC one of {known}, got {text!r}")
+        if name in found:
+            raise SpecsimError(f"--tolerance: {name} is given twice")
         found[name] = None if share.strip() == "off" else parse_share(f"--tolerance {name}", share)
     return found
