@@ -278,3 +278,16 @@ def test_an_absurd_number_is_a_mistake(run: Run, tmp_path: Path) -> None:
     assert "runs.0.throughput: expected numbers, 0 or more and 1e+15 at most" in mistake(
         run, "compare", tmp_path / "b.json", base
     )
+
+
+@pytest.mark.parametrize("verb", ["baseline", "sweep", "pareto"])
+def test_a_scheduler_that_changes_its_mind_leaves_no_file(run: Run, tmp_path: Path, verb: str) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import numpy as np\n\ndef draws(view):\n    return np.random.default_rng().integers(0, 3, view.num_seqs)\n"
+    )
+    told = mistake(
+        run, verb, "--profile", PROFILE, "--trace", TRACE, *LOAD, "-s", f"{mine}:draws", "--out", tmp_path / "o"
+    )
+    assert told.startswith("error: scheduler draws: answers otherwise when the same seed is run again: expected chance")
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["mine.py"]
