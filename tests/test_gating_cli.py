@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -147,6 +148,37 @@ def test_a_sweeps_folder_will_do(run: Run, tmp_path: Path) -> None:
         code, text, _ = run("compare", *pair)
         assert code == 0
         assert "Passed: the same" in text
+        assert "note" not in text
+
+
+def test_two_that_are_not_like_with_like_are_told_first(run: Run, tmp_path: Path) -> None:
+    """A file against a sweep's folder of other hardware, and against other options: in every form."""
+    other = ROOT / "hw_profiles/h200-qwen3-8b-tp1-vllm.json"
+    base = write(run, tmp_path / "base.json", "-s", "NoSpec", "--gamma", "5")
+    code, _, err = run(
+        "pareto", "--profile", other, "--trace", TRACE, *LOAD, "-s", "NoSpec", "--gamma", "3", "--out", tmp_path / "o"
+    )
+    assert code == 0, err
+    again = tmp_path / "again"  # drawn anew from the results, which keep what they were made from
+    assert run("pareto", "--results", tmp_path / "o/results.parquet", "--out", again)[0] == 0
+    for folder in (tmp_path / "o", again):
+        out = [tmp_path / name for name in ("s.md", "r.xml", "c.json", "p.png")]
+        flags = [x for pair in zip(("--markdown", "--junit", "--json", "--picture"), out, strict=True) for x in pair]
+        _, text, _ = run("compare", base, folder, *flags)
+        lines = text.splitlines()
+        warning = "warning: not like with like: --profile and --gamma differ between BASE and NEW"
+        assert lines[:3] == [
+            warning,
+            f"note: --profile: {PROFILE.name} in BASE, {other.name} in NEW",
+            "note: --gamma: 5 in BASE, 3 in NEW",
+        ]
+        assert lines[-1].endswith(" Not like with like: see the warning.")
+        summary = out[0].read_text().splitlines()
+        assert f"**{warning}**" in summary
+        assert f"- --profile: {PROFILE.name} in BASE, {other.name} in NEW" in summary
+        assert summary.index(f"**{warning}**") < 6
+        assert warning in ElementTree.parse(out[1]).find(".//system-err").text
+        assert json.loads(out[2].read_text())["unlike"] == ["--profile", "--gamma"]
 
 
 def test_the_step_summary_of_a_workflow_is_appended_to(
@@ -214,6 +246,13 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     assert "is the input --profile" in mistake(run, *base, "--out", PROFILE)
     assert "--sla: expected numbers" in mistake(run, *base, "--sla", "0", "--out", tmp_path / "b.json")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["half.json", "old.json"]
+
+
+def test_from_where_on_a_loss_fails_is_told_with_its_reasons() -> None:
+    change = Change("A()", "tau", "τ", 0.02, 3.0, 2.9, -1 / 30, 0.01, 0.068, 0.2, "noise")
+    assert gating_report.told(change).endswith("−3.3 ± 1.0 %; fails beyond −6.8 % (tolerance 2 %, noise 6.8 %)")
+    change = replace(change, noise=0.004, metric="verified_tokens")
+    assert gating_report.told(change).endswith("; fails beyond ±2 % (tolerance 2 %, noise 0.4 %)")
 
 
 def test_names_that_users_chose_break_no_report() -> None:
