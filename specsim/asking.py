@@ -20,7 +20,7 @@ Scheduler = Callable[[StepView], Any]
 def scheduler_name(scheduler: Any) -> str:
     """The label of a scheduler: its repr, or the plain name of a function or of a class without one.
 
-    Addresses are left out of it: they are others in every run. Raises SpecsimError for a repr that fails.
+    It is one line, without addresses, which are others in every run. Raises SpecsimError for a repr that fails.
     """
     if hasattr(scheduler, "__name__"):
         return str(scheduler.__name__)
@@ -34,7 +34,7 @@ def scheduler_name(scheduler: Any) -> str:
         raise SpecsimError(f"scheduler {kind}: its __repr__, which makes its label, fails: {told}") from error
     if f" at {hex(id(scheduler))}" in label:  # object's own repr
         return kind
-    return re.sub(r" at 0x[0-9a-f]+\b", "", label) or kind
+    return " ".join(re.sub(r" at 0x[0-9a-f]+\b", "", label).split()) or kind
 
 
 def check_callable(scheduler: Any) -> None:
@@ -71,9 +71,9 @@ def ask(scheduler: Any, schedule: Any, view: StepView) -> Lens:
         raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: {error}") from error
     except (Exception, SystemExit) as error:  # one that ends the program would end it as if all were well
         where = _where(error)
+        misfit = isinstance(error, TypeError) and not where  # raised by the call itself
+        how = "expected something that can be called with a StepView alone: " if misfit else ""
         told = f"{type(error).__name__}: {error}{where}"
-        begun = len(traceback.extract_tb(error.__traceback__)) > 1
-        how = "" if begun else "expected something that can be called with a StepView alone: "
         raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: {how}{told}") from error
     n, gamma = view.num_seqs, view.gamma
     try:

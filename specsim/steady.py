@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from specsim.asking import ask, check_callable, fresh, scheduler_name
+from specsim.asking import check_callable, scheduler_name
 from specsim.engine import Scenario, simulate
 from specsim.types import SpecsimError
-from specsim.views import Lens, StepView
+from specsim.views import StepView
 from specsim.zoo import WrongCost
 
 ASKED = 300
@@ -43,28 +42,32 @@ class _Enough(BaseException):
 
 
 class _Heard:
-    """A scheduler whose first answers are kept."""
+    """A scheduler whose first answers are kept. It raises and returns what the one inside does, under its name."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
-        self.answers: list[Lens] = []
+        self.answers: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.scheduler, name)  # what an engine asks of it, it asks of the one inside
 
-    def start(self) -> Callable[[StepView], Lens]:
-        schedule = fresh(self.scheduler)
+    def __repr__(self) -> str:
+        return scheduler_name(self.scheduler)
 
-        def heard(view: StepView) -> Lens:
+    def start(self) -> Any:
+        schedule = self.scheduler.start() if hasattr(self.scheduler, "start") else self.scheduler
+
+        def heard(view: StepView) -> Any:
             if len(self.answers) == ASKED:
                 raise _Enough
-            self.answers.append(ask(self.scheduler, schedule, view))
-            return self.answers[-1]
+            answer = schedule(view)
+            self.answers.append(np.copy(answer) if isinstance(answer, np.ndarray) else answer)
+            return answer
 
-        return heard
+        return heard if callable(schedule) else schedule
 
 
-def _answers(scenario: Scenario, seed: int) -> list[Lens]:
+def _answers(scenario: Scenario, seed: int) -> list[Any]:
     heard = _Heard(scenario.scheduler)
     with suppress(_Enough):
         simulate(replace(scenario, scheduler=heard), seed)

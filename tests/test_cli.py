@@ -371,6 +371,13 @@ def test_a_users_scheduler(run: Run, tmp_path: Path) -> None:
     assert "expected 1 whole draft lengths within 0..7" in mistake(
         run, "simulate", *BASE, *SMALL, "-s", f"{file}:wrong"
     )
+    for name, words in (
+        ("broken", "ZeroDivisionError: division by zero (in mine.py, line 15, broken)"),
+        ("wrong", "expected 2 whole draft lengths within 0..7"),
+    ):  # sweep, which asks twice, tells the same, and once
+        told = mistake(run, "sweep", *BASE, "--closed", "2", "-s", f"{file}:{name}", "--jobs", "1")
+        assert told.startswith(f"error: scheduler {name}: {words}")
+    assert "named without parentheses" in mistake(run, "simulate", *BASE, *SMALL, "-s", f"{file}:wrong()")
     assert "'Nope' is not defined in it, expected one of Fixed, broken, wrong" in mistake(
         run, "simulate", *BASE, *SMALL, "-s", f"{file}:Nope"
     )

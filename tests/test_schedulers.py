@@ -793,14 +793,19 @@ def test_step_seconds_is_the_price_of_the_step():
     assert decoding["duration"].tolist() == told
 
 
-def test_a_label_holds_no_address():
+def test_a_label_is_one_line_without_addresses():
     """It is the same in every run: functools.partial and fields that are functions print where they lie."""
 
     @dataclass(frozen=True)
     class Built:
         rule: object
 
+    class Long:
+        def __repr__(self):
+            return "Long(\n  1)"
+
     for scheduler, label in (
+        (Long(), "Long( 1)"),
         (partial(half, share=2), f"functools.partial(<function {half.__name__}>, share=2)"),
         (Built(half), f"<function {half.__name__}>)"),
     ):

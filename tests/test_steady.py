@@ -84,6 +84,23 @@ def test_few_questions_are_put_and_none_to_our_own():
     check_steady(scenario(ss.DSparkAsync()), 0)  # asks nothing
 
 
-def test_what_cannot_be_called_is_told_as_such():
-    with pytest.raises(SpecsimError, match="expected an instance, such as Seeded"):
-        ss.sweep(scenario(), [Seeded], jobs=1)
+class Forgets:
+    def start(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words"),
+    [
+        (Seeded, r"scheduler Seeded: expected an instance, such as Seeded\(\), got the class"),
+        (
+            Forgets(),
+            "scheduler Forgets: start: expected it to return something that can be called with a StepView, got",
+        ),
+        (lambda: 0, "scheduler <lambda>: expected something that can be called with a StepView alone: TypeError: "),
+        (lambda view: None, "scheduler <lambda>: expected 4 whole draft lengths within 0..3, got NoneType"),
+    ],
+)
+def test_what_is_no_scheduler_is_told_as_elsewhere(scheduler, words):
+    with pytest.raises(SpecsimError, match=f"^{words}"):
+        ss.sweep(scenario(), [scheduler], jobs=1)

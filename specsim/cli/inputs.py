@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import os
 import shlex
 import sys
@@ -160,7 +161,8 @@ def parse_scheduler(text: str) -> Any:
     except SpecsimError:
         raise
     except (Exception, SystemExit) as error:
-        raise SpecsimError(f"scheduler {text!r}: {type(error).__name__}: {error}") from error
+        hint = " (a function that takes the view is named without parentheses)" if inspect.isfunction(found) else ""
+        raise SpecsimError(f"scheduler {text!r}: {type(error).__name__}: {error}{hint}") from error
 
 
 def _argument(node: ast.expr) -> Any:
