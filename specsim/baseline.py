@@ -230,7 +230,7 @@ def read_baseline(path: str | Path) -> Baseline:
     except ValueError as error:
         if isinstance(error, SpecsimError):
             raise
-        raise SpecsimError(f"{path}: expected JSON: {error}") from error
+        raise SpecsimError(f"{path}: expected JSON: {error}: not {WANTED}") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         if isinstance(schema, str) and schema.startswith("specsim.baseline/"):

@@ -62,6 +62,8 @@ def test_a_slower_engine_fails_and_every_report_says_so(run: Run, tmp_path: Path
     code, text, err = run("compare", base, again)
     assert (code, err) == (0, "")
     assert "Passed: the same" in text
+    why = "not read for any policy: in BASE no load measured has 1e+05 or more"
+    assert text.count("note: ") == text.count(f"note: throughput at ≥ 100000 tok/s/user: {why}") == 1
     assert not re.search(r"tok/s ≥ 80: *\n", text)  # the key below the table is not torn
 
     new = write(run, tmp_path / "new.json", *schedulers, profile=slow_profile)
@@ -220,6 +222,7 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     for arguments, words in (
         ((good, old), f"{old}: schema: 'specsim.baseline/0' is of another version"),
         ((half, good), f"{half}: expected JSON"),
+        ((Path(__file__), good), ": not what specsim baseline wrote, or the results.parquet of specsim sweep"),
         ((good, PROFILE), "schema: expected 'specsim.baseline/1', got 'specsim.profile/1'"),
         ((good, tmp_path), "is a folder without results.parquet"),
         ((good, tmp_path / "none.json"), "none.json: cannot read"),

@@ -34,7 +34,7 @@ def print_comparison(found: Comparison, caveats: Sequence[str]) -> None:
         console.print(line)
     if rows:
         console.print(show.table("NEW against BASE, %", columns, rows, KEY))
-    for line in (*found.notes, *caveats):
+    for line in (*unread(found), *found.notes, *caveats):
         console.print(f"note: {line}")
     console.print(verdict(found))
     for line in failures(found):
@@ -106,6 +106,14 @@ def grid(found: Comparison) -> tuple[list[str], list[list[str]]]:
     kept = [i for i in range(len(heads)) if any(row[i].verdict != UNREAD for row in rows.values())]
     cells = [[policy, *(cell(row[i]) for i in kept)] for policy, row in rows.items()]
     return ["policy", *(heads[i] for i in kept)], cells
+
+
+def unread(found: Comparison) -> list[str]:
+    """A line for each number that no policy has: the grid leaves it out."""
+    reasons: dict[str, list[str]] = {}
+    for change in found.changes:
+        reasons.setdefault(change.label, []).append(change.reason if change.verdict == UNREAD else "")
+    return [f"{label}: not read for any policy: {why[0]}" for label, why in reasons.items() if all(why)]
 
 
 def cell(change: Change) -> str:
