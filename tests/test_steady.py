@@ -39,7 +39,7 @@ class Counts:
 
     def __call__(self, view):
         self.steps += 1
-        return np.full(view.num_seqs, (self.steps // 7) % view.gamma)
+        return np.full(view.num_seqs, self.steps % 3)
 
 
 @dataclass(frozen=True)

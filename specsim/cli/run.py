@@ -197,7 +197,7 @@ def _check_outputs(out: Path | None, names: list[str], json: Path | None, inputs
     """See to --json and to the files of these names in --out."""
     check_apart({"--out": [out, *(out / name for name in names)] if out else None, "--json": json}, inputs)
     if out is not None:
-        check_folder(out)
+        check_folder(out, "--out")
     check_output("--json", json)
 
 
