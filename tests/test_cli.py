@@ -108,8 +108,11 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
     code, text, _ = run("sweep", "--scenario", file, "--poisson", "5")  # another kind of load replaces the file's
     assert code == 0
     assert " 5 " in text
-    file.write_text(file.read_text() + "speed = 11\n")
-    assert "speed" in mistake(run, "sweep", "--scenario", file)
+    good = file.read_text()
+    file.write_text(good.replace("half.py:half", "half.py"))
+    assert "half.py:NAME, NAME one of half" in mistake(run, "sweep", "--scenario", file)
+    file.write_text(good + "speed = 11\n")
+    assert "speed: not an option of specsim sweep" in mistake(run, "sweep", "--scenario", file)
     file.write_text("closed = [")
     assert "expected TOML" in mistake(run, "sweep", "--scenario", file)
 

@@ -63,7 +63,7 @@ def read_scenario(path: Path) -> dict[str, Any]:
 
 def _relative_policy(text: str, folder: Path) -> str:
     name, at, trace = text.partition("@")
-    if ".py:" in name:
+    if ".py:" in name or name.endswith(".py"):
         name = str(folder / name)
     return f"{name}@{folder / trace}" if at else name
 
