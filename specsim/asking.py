@@ -6,7 +6,6 @@ import os
 import re
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,11 +90,12 @@ def ask(scheduler: Any, schedule: Any, view: StepView) -> Lens:
 
 
 def _where(error: BaseException) -> str:
-    """Where ``error`` arose, `` (in FILE, line N, in FUNCTION)``: the last place in a scheduler's own code."""
-    ours, libraries = str(Path(__file__).parent) + os.sep, os.path.dirname(os.__file__) + os.sep
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, libraries)) and "site-packages" not in frame.filename
-    ]
-    return f" (in {Path(frames[-1].filename).name}, line {frames[-1].lineno}, {frames[-1].name})" if frames else ""
+    """Where ``error`` arose, `` (in FILE, line N, FUNCTION)``: the last place in a scheduler's own code.
+
+    Nothing where no code but specsim's was reached; of libraries alone, their last place.
+    """
+    ours, python = (os.path.dirname(file) + os.sep for file in (__file__, os.__file__))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    own = [f for f in frames if not f.filename.startswith(python) and "site-packages" not in f.filename]
+    last = (own or frames)[-1:]
+    return "".join(f" (in {os.path.basename(f.filename)}, line {f.lineno}, {f.name})" for f in last)
