@@ -1,7 +1,8 @@
 """Baselines (``*.json``): the results of a sweep, small enough to keep beside the code, for :mod:`specsim.compare`.
 
 {"schema": "specsim.baseline/1", "specsim": "0.1.0", "command": "specsim baseline ...", "floors": [50.0, 80.0],
- "settings": {"gamma": 5, ...}, "inputs": [{"option": "--profile", "name": "p.json", "sha256": "..."}], "caveats": [],
+ "settings": {"gamma": 5, ...}, "inputs": [{"option": "--profile", "name": "p.json", "sha256": "..."}],
+ "profiles": ["p"], "caveats": [],
  "seeds": [0, 1],
  "runs": [{"policy": "NoSpec()", "workload": "closed 8", "load": 8.0, "throughput": [1020.1, 1019.8], ...}]}
 
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specsim.files import parse_json, read_json, read_text, write_json
 from specsim.pareto import KEYS, caveats, pareto
@@ -33,9 +34,11 @@ FLOORS = (30.0, 50.0, 80.0, 120.0)
 DIGITS = 10
 LARGEST = 1e15
 RESULTS = "results.parquet"
+NOTED = "specsim"
 WANTED = f"what specsim baseline wrote, or the {RESULTS} of specsim sweep --out or pareto --out"
 
 Numbers = list[float | None]
+Settings = dict[str, bool | int | float | str]
 Array = NDArray[np.float64]
 
 
@@ -49,6 +52,13 @@ class Input(_Strict):
     option: str
     name: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class MadeOf(_Strict):
+    """What a run was made from: its options but for its files, and these. A sweep's table keeps it in its attrs."""
+
+    settings: Settings
+    inputs: list[Input]
 
 
 class Runs(_Strict):
@@ -69,14 +79,18 @@ class Runs(_Strict):
 
 
 class Baseline(_Strict):
-    """The file's form. ``settings`` are the options of the run but for its files; ``floors`` are tok/s/user."""
+    """The file's form. ``settings`` are the options of the run but for its files; ``floors`` are tok/s/user.
+
+    ``profiles`` are the names that the hardware profiles of the runs give themselves.
+    """
 
     schema_: Literal["specsim.baseline/1"] = Field(alias="schema")
     specsim: str
     command: str
     floors: list[float]
-    settings: dict[str, bool | int | float | str]
+    settings: Settings
     inputs: list[Input]
+    profiles: list[str] = []
     caveats: list[str]
     seeds: list[int] = Field(min_length=1)
     runs: list[Runs] = Field(min_length=1)
@@ -126,12 +140,13 @@ def make_baseline(
     frame: pd.DataFrame,
     *,
     floors: Iterable[float] = FLOORS,
-    settings: Mapping[str, bool | int | float | str] | None = None,
-    inputs: Sequence[Input] = (),
+    made_of: MadeOf | None = None,
     command: str = "",
     version: str = "",
 ) -> Baseline:
     """Return the baseline of a sweep's table (all domains together), numbers rounded.
+
+    ``made_of``: what the table was made from (None: what it tells itself, see ``note_made_of``, or nothing).
 
     Raises SpecsimError for a table that ``pareto`` refuses, a missing column, and a policy that lacks a seed at a load.
     """
@@ -153,13 +168,15 @@ def make_baseline(
         numbers = {metric: [_rounded(v) for v in rows[metric].tolist()] for metric in METRICS}
         head = {"policy": policy, "workload": str(rows["workload"].iloc[0]), "load": load}
         runs.append(Runs.model_validate(head | numbers))
+    made_of = made_of or _noted(frame)
     return Baseline(
         schema="specsim.baseline/1",
         specsim=version,
         command=command,
         floors=[float(f) for f in floors],
-        settings=dict(settings or {}),
-        inputs=list(inputs),
+        settings=made_of.settings,
+        inputs=made_of.inputs,
+        profiles=[str(name) for name in overall["profile"].unique()] if "profile" in overall.columns else [],
         caveats=caveats(overall),
         seeds=seeds,
         runs=runs,
@@ -175,14 +192,27 @@ def fingerprint(option: str, path: Path) -> Input:
     return Input(option=option, name=path.name, sha256=hashlib.sha256(content).hexdigest())
 
 
+def note_made_of(frame: pd.DataFrame, made_of: MadeOf) -> None:
+    """Keep with a sweep's table what it was made from: parquet files hold it too."""
+    frame.attrs[NOTED] = made_of.model_dump(mode="json")
+
+
+def _noted(frame: pd.DataFrame) -> MadeOf:
+    try:
+        return MadeOf.model_validate(frame.attrs.get(NOTED), strict=True)
+    except ValidationError:  # a table that tells nothing, or not in our words
+        return MadeOf(settings={}, inputs=[])
+
+
 def write_baseline(path: str | Path, baseline: Baseline) -> Path:
     """Write ``baseline`` as JSON, a list of numbers a line; the same baseline gives the same bytes."""
     return write_json(path, baseline)
 
 
 def read_baseline(path: str | Path) -> Baseline:
-    """Read a baseline; or the results.parquet of a sweep, or the folder that holds it, as one without provenance.
+    """Read a baseline; or the results.parquet of a sweep, or the folder that holds it.
 
+    What specsim sweep and pareto write tells what it was made from, other tables do not.
     Whatever is wrong with the file, or its being of another schema, is a SpecsimError that names it.
     """
     path = Path(path)
@@ -200,7 +230,7 @@ def read_baseline(path: str | Path) -> Baseline:
     except ValueError as error:
         if isinstance(error, SpecsimError):
             raise
-        raise SpecsimError(f"{path}: expected JSON: {error}") from error
+        raise SpecsimError(f"{path}: expected JSON: {error}: not {WANTED}") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         if isinstance(schema, str) and schema.startswith("specsim.baseline/"):

@@ -12,13 +12,14 @@ import simpy
 from numpy.typing import NDArray
 
 from specsim.acceptance import Drafter
+from specsim.asking import check_callable, scheduler_name
 from specsim.feeds import ClosedFeed, OpenFeed, shares_prefixes
 from specsim.hardware import Profile, step_cost
 from specsim.ledger import Ledger
 from specsim.replica import Replica
 from specsim.routing import ROUTERS, Router, make_router
 from specsim.rules import VLLM, Limits, Rules
-from specsim.schedulers import NoSpec, scheduler_name
+from specsim.schedulers import NoSpec
 from specsim.stepping import run_in_lockstep
 from specsim.types import Ints, Result, SpecsimError, Window, stream
 from specsim.workload import ClosedLoop, Workload
@@ -263,10 +264,7 @@ def check_fit(scheduler: Any, drafter: str | None, gamma: int, has_confidence: b
     name = scheduler_name(scheduler)
     if isinstance(scheduler, NoSpec):
         return
-    if isinstance(scheduler, type):
-        raise SpecsimError(f"scheduler {name}: expected an instance, such as {name}(), got the class")
-    if not callable(scheduler) and not hasattr(scheduler, "start"):
-        raise SpecsimError(f"scheduler {name}: expected something that can be called with a StepView")
+    check_callable(scheduler)
     if drafter is None:
         raise SpecsimError(f"scheduler {name}: expected a drafter{advice}: only NoSpec runs without one")
     exact = getattr(scheduler, "exact_gamma", None)

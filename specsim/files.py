@@ -58,9 +58,10 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
-def check_folder(folder: str | Path) -> Path:
-    """Make ``folder`` if needed and see that a file can be written there: before the work, not after it."""
+def check_folder(folder: str | Path, option: str = "folder") -> Path:
+    """Make ``folder``, which ``option`` gave, if needed and see that a file can be written there: before the work."""
     folder = Path(folder)
+    _check_no_dash(option, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -74,6 +75,7 @@ def check_output(option: str, path: Path | None) -> None:
     """See that a file can be written to ``path``, which ``option`` gave: before the work, not after it."""
     if path is None or _is_device(path):
         return
+    _check_no_dash(option, path)
     check_folder(path.parent)
     if path.is_dir():
         raise SpecsimError(f"{option}: expected a file name, got the folder {path}")
@@ -244,6 +246,12 @@ def _is_same(one: Path, other: Path) -> bool:
 def _is_device(path: Path) -> bool:
     """Whether ``path`` is there and is neither a file nor a folder: a device, a pipe."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _check_no_dash(option: str, path: Path) -> None:
+    """SpecsimError for ``-``, by which other programs mean standard output; it would become a file of that name."""
+    if str(path) == "-":
+        raise SpecsimError(f"{option}: expected a path, got '-': results are not written to standard output")
 
 
 def _umask() -> int:

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.asking import scheduler_name
 from specsim.hardware import Additive, Prices, Profile, Shape, step_cost
-from specsim.schedulers import DSparkAsync, DSparkGreedy, NoSpec, StaticGamma, scheduler_name
+from specsim.schedulers import DSparkAsync, DSparkGreedy, NoSpec, StaticGamma
 from specsim.views import StepView
 
 WARM_UP = 4

@@ -9,13 +9,14 @@ from typing import Any
 
 import pandas as pd
 
+from specsim.asking import scheduler_name
 from specsim.capacity import Capacity, Case, Trials, find
 from specsim.engine import Policy, Scenario
 from specsim.hardware import Profile
 from specsim.leaders import leaders
 from specsim.offers import Offer, replicas_for, tokens_per_second
 from specsim.plan_answer import Plan
-from specsim.schedulers import MTP1, DSparkAsync, DSparkGreedy, NoSpec, StaticGamma, scheduler_name
+from specsim.schedulers import MTP1, DSparkAsync, DSparkGreedy, NoSpec, StaticGamma
 from specsim.sensitivity import SENSITIVITY, check_memory, memory_caveats, memory_lines, sensitivity_table
 from specsim.tiers import Tier, merged, parse_tier, tier_of, with_shares
 from specsim.trial import demanded, grid

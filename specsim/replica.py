@@ -17,12 +17,12 @@ import simpy
 from numpy.typing import NDArray
 
 from specsim.acceptance import Tape
+from specsim.asking import ask, fresh
 from specsim.batch import ONES, Batch, Gone
 from specsim.hardware import Shape, StepCost
 from specsim.kv import Match, Pool
 from specsim.ledger import Ledger
 from specsim.rules import Limits, Rules
-from specsim.schedulers import ask, fresh
 from specsim.stepping import StepEnd
 from specsim.views import StepRecord, TapeOracleView, TapeView
 

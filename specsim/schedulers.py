@@ -14,27 +14,16 @@ a fresh callable for each replica: for schedulers with memory).
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.asking import Scheduler, scheduler_name
 from specsim.types import SpecsimError
 from specsim.views import Array, Lens, StepView
-
-Scheduler = Callable[[StepView], Any]
-
-
-def scheduler_name(scheduler: Any) -> str:
-    """The label of a scheduler: its repr, or the plain name of a function or of a class without one."""
-    if hasattr(scheduler, "__name__"):
-        return str(scheduler.__name__)
-    label = repr(scheduler)
-    return type(scheduler).__name__ if f" at {hex(id(scheduler))}" in label else label  # object's own repr
 
 
 def top_k(survival: Array, k: int) -> Lens:
@@ -377,36 +366,3 @@ def chance(policy: str, field: str, value: Any, expected: str = "0..1", below: f
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (number and 0 <= value <= 1 and value < below):
         raise SpecsimError(f"{policy}: {field}: expected {expected}, got {value!r}")
-
-
-# Calling a scheduler that may be a user's
-
-
-def fresh(scheduler: Any) -> Any:
-    """What to call: what start() returns, or the scheduler itself, which all replicas and runs then share."""
-    try:
-        return scheduler.start() if hasattr(scheduler, "start") else scheduler
-    except (Exception, SystemExit) as error:
-        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: start: {type(error).__name__}: {error}") from error
-
-
-def ask(scheduler: Any, schedule: Any, view: StepView) -> Lens:
-    """What ``schedule``, made from ``scheduler``, returns for ``view``, checked; its own errors told in one line."""
-    try:
-        lens = np.asarray(schedule(view))
-    except SpecsimError as error:
-        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: {error}") from error
-    except (Exception, SystemExit) as error:  # one that ends the program would end it as if all were well
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise SpecsimError(
-            f"scheduler {scheduler_name(scheduler)}: {type(error).__name__}: {error} "
-            f"(in {frame.name}, line {frame.lineno})"
-        ) from error
-    n, gamma = view.num_seqs, view.gamma
-    whole = lens.dtype.kind in "iu" and lens.shape == (n,)
-    if not whole or lens.min() < 0 or lens.max() > gamma:
-        raise SpecsimError(
-            f"scheduler {scheduler_name(scheduler)}: expected {n} whole draft lengths within 0..{gamma}, "
-            f"got {lens.dtype} {lens.shape}: {lens.ravel()[:8]}"
-        )
-    return lens.astype(np.int64)  # a copy: history keeps it, and a scheduler may fill its array again

@@ -12,6 +12,7 @@ import pandas as pd
 from specsim.engine import Policy, Scenario, simulate
 from specsim.metrics import summarize
 from specsim.parallel import side_by_side
+from specsim.steady import check_steady
 from specsim.types import SLO, SpecsimError
 
 
@@ -32,22 +33,27 @@ def sweep(
     the same whatever ``jobs`` (processes; -1: one a core). ``progress(done, total)`` is called as
     runs end. Columns: policy, workload, load, seed, profile and profile_kind (so that results of analytic profiles
     say so wherever they go), and those of :func:`summarize`.
+
+    Each scheduler that is not specsim's own first answers a few hundred steps of the least load twice.
+    Raises SpecsimError for one that answers otherwise the second time (the table could not be made again), for none or
+    twice the same policy, and where a scenario cannot run.
     """
     policies = list(policy) if policy is not None else [base.scheduler]
     workloads = list(workload) if workload is not None else [base.workload]
     seeds = list(seeds)
     if not policies or not workloads or not seeds:
-        raise SpecsimError("sweep: expected at least one policy, one workload and one seed")
+        raise SpecsimError("expected at least one policy, one workload and one seed")
     if jobs == 0 or jobs < -1:
-        raise SpecsimError(f"sweep: jobs: expected -1 (one a core), or 1 or more, got {jobs}")
+        raise SpecsimError(f"jobs: expected -1 (one a core), or 1 or more, got {jobs}")
     # A policy on the base's drafter goes by its scheduler alone; another drafter is named too.
     labels = [repr(p if isinstance(p, Policy) else Policy(p)) for p in policies]
     if len(set(labels)) < len(labels):
         twice = next(x for x in labels if labels.count(x) > 1)
-        raise SpecsimError(f"sweep: policy {twice} is given twice: labels tell results apart")
+        raise SpecsimError(f"policy {twice} is given twice: labels tell results apart")
     scenarios = [base.with_policy(p) for p in policies]
+    least = min(workloads, key=lambda w: float(w.load))
     cases = [
-        (replace(scenario, workload=w), label, seed, slo)
+        (replace(scenario, workload=w), label, seed, slo, w is least and seed == seeds[0])
         for w in workloads
         for scenario, label in zip(scenarios, labels, strict=True)
         for seed in seeds
@@ -67,7 +73,9 @@ def sweep(
     return frame.sort_values(["_rank", "load", "seed"], kind="stable", ignore_index=True).drop(columns="_rank")
 
 
-def _run(scenario: Scenario, label: str, seed: int, slo: SLO | None) -> pd.DataFrame:
+def _run(scenario: Scenario, label: str, seed: int, slo: SLO | None, is_first: bool) -> pd.DataFrame:
+    if is_first:  # of its policy
+        check_steady(scenario, seed)
     table, workload, profile = summarize(simulate(scenario, seed), slo), scenario.workload, scenario.profile
     head = pd.DataFrame(
         {"policy": label, "workload": workload.label, "load": workload.load, "seed": seed, "profile": profile.name,

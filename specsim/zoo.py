@@ -2,8 +2,8 @@
 
 More of them are built in: vLLM's table by batch size (BatchSizeTable), a level of each position's confidence
 (Threshold), vllm-ascend's budget (LoadBlind), vLLM's adaptive verification (DSparkAsync(staleness=1)), and a bound
-that none can pass (Oracle). DSpark without its calibration is any of them on ``Scenario(calibrated=False)``, or with
-``--raw-confidence``.
+that none can pass (Oracle). EAGLE-2's rule is StaticGamma or TETRIS (see SpecDecPP). DSpark without its calibration
+is any of them on ``Scenario(calibrated=False)``, or with ``--raw-confidence``.
 
 Papers that stop drafting early are told here as what is verified: a block is drafted whole, and paid for. Where
 they take the drafter's own probability for a confidence, a scheduler here takes what the trace has (its meta's
@@ -19,7 +19,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from specsim.schedulers import BuiltIn, GlobalArgmax, Scheduler, at_least, chance, fresh, row_counts, top_k
+from specsim.asking import Scheduler, fresh
+from specsim.schedulers import BuiltIn, GlobalArgmax, at_least, chance, row_counts, top_k
 from specsim.types import SpecsimError
 from specsim.views import Array, Lens, OracleView, StepView
 

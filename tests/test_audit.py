@@ -458,6 +458,8 @@ class Loose:
         (lambda view: np.full(view.num_seqs, 0.5), "expected 1 whole draft lengths within 0..1, got float64"),
         (lambda view: np.full(view.num_seqs, 4), "expected 1 whole draft lengths within 0..1, got int64"),
         (lambda view: view.survival[:, 9], "IndexError: index 9 is out of bounds"),
+        (5, "scheduler 5: expected something that can be called with a StepView"),
+        (Hidden, r"scheduler Hidden: expected an instance, such as Hidden\(\), got the class"),
     ],
 )
 def test_what_cannot_be_audited_is_told_in_one_line(scheduler, words):

@@ -25,6 +25,28 @@ def broken(view):
 
 def halves(view):
     return np.full(view.num_seqs, 0.5)
+
+def inside(view):
+    return view.survival.sum(axis=5)
+
+def no_view():
+    return 0
+
+def ragged(view):
+    return [[0], [0, 0]]
+
+class Forgets:
+    def start(self):
+        pass
+
+class Shy:
+    def __repr__(self):
+        return self.level
+
+class NoCall:
+    pass
+
+number = 5
 """
 
 
@@ -109,8 +131,20 @@ def test_progress_shows_after_two_seconds(run, monkeypatch):
         (("NoSpec@trace.json",), "scheduler 'NoSpec@trace.json': expected Name"),
         (
             ("{mine}:broken",),
-            "scheduler broken: AttributeError: 'AuditView' object has no attribute 'nothing' (in",
+            "scheduler broken: AttributeError: 'AuditView' object has no attribute 'nothing' (in mine.py, line 12",
         ),
+        (("{mine}:inside",), "(in mine.py, line 18, inside)"),
+        (
+            ("{mine}:no_view",),
+            "scheduler no_view: expected something that can be called with a StepView alone: TypeError",
+        ),
+        (("{mine}:ragged",), "scheduler ragged: expected 1 whole draft lengths within 0..1, got list"),
+        (("{mine}:Forgets",), "scheduler Forgets: start: expected it to return something that can be called with a "),
+        (("{mine}:Shy",), "scheduler Shy: its __repr__, which makes its label, fails: AttributeError: 'Shy' object"),
+        (("{mine}:NoCall",), "scheduler NoCall: expected something that can be called with a StepView"),
+        (("{mine}:number",), "mine.py: 'number' is no scheduler but of type int, expected one of Cut, broken, halves"),
+        (("{mine}",), "mine.py:NAME, NAME one of Cut, broken, halves, inside, no_view, ragged, Forgets, Shy, NoCall"),
+        (("{mine}:",), "mine.py:NAME, NAME one of Cut, broken"),
         (("{mine}:halves",), "scheduler halves: expected 1 whole draft lengths within 0..1, got float64 (1,): [0.5]"),
         (("NoSpec", "--confidence", "softmax"), "--confidence: expected head or draft_prob, got 'softmax'"),
         (("NoSpec", "--steps", "5"), "'--steps': expected a number, at most 4"),

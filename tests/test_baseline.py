@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsim.baseline import METRICS, fingerprint, make_baseline, read_baseline, spans, write_baseline
+from specsim.baseline import METRICS, MadeOf, fingerprint, make_baseline, read_baseline, spans, write_baseline
 from specsim.types import SpecsimError
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,12 @@ def table(policies=("NoSpec()", "DSparkAsync()"), loads=(8, 32), seeds=range(3),
 
 
 def test_written_read_and_written_again_is_the_same(tmp_path):
-    made = make_baseline(table(), floors=[30, 80.5], settings={"gamma": 5, "cv": 1.0}, command="specsim baseline")
+    made = make_baseline(
+        table(),
+        floors=[30, 80.5],
+        made_of=MadeOf(settings={"gamma": 5, "cv": 1.0}, inputs=[]),
+        command="specsim baseline",
+    )
     first = write_baseline(tmp_path / "a.json", made)
     second = write_baseline(tmp_path / "b.json", read_baseline(first))
     third = write_baseline(tmp_path / "c.json", read_baseline(second))

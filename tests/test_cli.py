@@ -108,8 +108,11 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
     code, text, _ = run("sweep", "--scenario", file, "--poisson", "5")  # another kind of load replaces the file's
     assert code == 0
     assert " 5 " in text
-    file.write_text(file.read_text() + "speed = 11\n")
-    assert "speed" in mistake(run, "sweep", "--scenario", file)
+    good = file.read_text()
+    file.write_text(good.replace("half.py:half", "half.py"))
+    assert "half.py:NAME, NAME one of half" in mistake(run, "sweep", "--scenario", file)
+    file.write_text(good + "speed = 11\n")
+    assert "speed: not an option of specsim sweep" in mistake(run, "sweep", "--scenario", file)
     file.write_text("closed = [")
     assert "expected TOML" in mistake(run, "sweep", "--scenario", file)
 
@@ -152,7 +155,8 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
         (("pareto", *BASE, "--closed", "1", "--format", "gif"), "--format: expected png or svg"),
         (("pareto", *BASE, "--closed", "1", "--sla", "fast"), "--sla: expected numbers"),
         (("pareto", "--results", PROFILE), "results.parquet"),
-        (("sweep", *BASE, "--closed", "1", "-s", "NoSpec", "-s", "NoSpec"), "NoSpec() is given twice"),
+        (("sweep", *BASE, "--closed", "1", "-s", "NoSpec", "-s", "NoSpec"), "error: policy NoSpec() is given twice"),
+        (("sweep", *BASE, "--closed", "2", "--out", "-"), "--out: expected a path, got '-'"),
         (("sweep", *BASE, "--closed", "2,2"), "--closed: 2 is given twice"),
         (("sweep", *BASE, "--closed", "2", "--jobs", "0"), "jobs: expected -1"),
         (("simulate", *BASE, "--closed", "2", "--seed", "-1"), "seed: expected a whole number, 0 or more"),
@@ -371,11 +375,34 @@ def test_a_users_scheduler(run: Run, tmp_path: Path) -> None:
     assert "expected 1 whole draft lengths within 0..7" in mistake(
         run, "simulate", *BASE, *SMALL, "-s", f"{file}:wrong"
     )
+    for name, words in (
+        ("broken", "ZeroDivisionError: division by zero (in mine.py, line 15, broken)"),
+        ("wrong", "expected 2 whole draft lengths within 0..7"),
+    ):  # sweep, which asks twice, tells the same, and once
+        told = mistake(run, "sweep", *BASE, "--closed", "2", "-s", f"{file}:{name}", "--jobs", "1")
+        assert told.startswith(f"error: scheduler {name}: {words}")
+    assert "named without parentheses" in mistake(run, "simulate", *BASE, *SMALL, "-s", f"{file}:wrong()")
     assert "'Nope' is not defined in it, expected one of Fixed, broken, wrong" in mistake(
         run, "simulate", *BASE, *SMALL, "-s", f"{file}:Nope"
     )
-    file.write_text("import nothing_of_this_name\n")
-    assert "line 1: ModuleNotFoundError" in mistake(run, "simulate", *BASE, *SMALL, "-s", f"{file}:Fixed")
+    file.write_text("class Shy:\n    def __repr__(self):\n        raise ValueError('shy')\n")
+    for verb in ("simulate", "sweep"):
+        assert (
+            "scheduler Shy: its __repr__, which makes its label, fails: ValueError: shy (in mine.py, line 3"
+            in mistake(run, verb, *BASE, *SMALL, "-s", f"{file}:Shy")
+        )
+
+
+@pytest.mark.parametrize("text", ["import nothing_of_this_name\n", "def policy(view)\n", "1 / 0\n"])
+def test_a_schedulers_file_that_fails_names_its_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # by a relative path, too
+    Path("mine.py").write_text(f"# a file of mine\n{text}")
+    for path in ("mine.py", tmp_path / "mine.py"):
+        told = mistake(run, "simulate", *BASE, *SMALL, "-s", f"{path}:Fixed")
+        assert f"{path}, line 2: " in told
+        assert "Error: " in told
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from conftest import make_profile
 from scipy import stats
 
 import specsim as ss
-from specsim.baseline import METRICS, Input, make_baseline
+from specsim.baseline import METRICS, Input, MadeOf, make_baseline
 from specsim.compare import GAIN, LOSS, MOVED, NOISE, SAME, SMALL, UNREAD, compare
 from specsim.pareto import hypervolume, interactivity_at, pareto, throughput_at
 from specsim.types import SpecsimError
@@ -207,20 +207,50 @@ def test_seeds_are_paired_where_half_are_common():
     assert found.notes == ["seeds 0-3 in BASE, 3-8 in NEW: compared as independent samples"]
 
 
-def test_what_else_differs_is_told():
-    def with_files(profile, option="--profile", **settings):
-        inputs = [Input(option=option, name="p.json", sha256=profile * 64)]
-        return side(inputs=inputs, settings=settings, version="1" + profile)
+def made(*files, version="", **settings):
+    """A side made from ``files``: option, name, and a letter that stands for the content."""
+    inputs = [Input(option=option, name=name, sha256=letter * 64) for option, name, letter in files]
+    return side(made_of=MadeOf(settings=settings, inputs=inputs), version=version)
 
-    notes = compare(with_files("a", gamma=5), with_files("b", gamma=7, lockstep=True)).notes
-    assert notes == sorted(notes)
-    assert "--profile p.json: its content differs (sha256 aaaaaaaa in BASE, bbbbbbbb in NEW)" in notes
-    assert "--gamma: 5 in BASE, 7 in NEW" in notes
-    assert "--lockstep: default in BASE, True in NEW" in notes
-    assert "specsim 1a in BASE, 1b in NEW" in notes
-    notes = compare(with_files("a"), with_files("a", option="--trace")).notes
-    assert notes == ["--profile p.json: read in BASE alone", "--trace p.json: read in NEW alone"]
-    assert not compare(side(), with_files("a")).notes  # a sweep's table tells nothing of its inputs
+
+def test_what_else_differs_is_told():
+    a, b = ("--profile", "p.json", "a"), ("--profile", "p.json", "b")
+    found = compare(made(a, gamma=5, version="1"), made(b, gamma=5, version="2"))
+    assert found.notes == ["specsim 1 in BASE, 2 in NEW"]
+    assert found.inputs == ["--profile p.json: its content differs (sha256 aaaaaaaa in BASE, bbbbbbbb in NEW)"]
+    assert not found.unlike  # the content of a file of one name is what is judged
+    found = compare(made(a, closed="1,2,4", gamma=5), made(a, closed="1,2", gamma=7, lockstep=True))
+    assert found.inputs == [
+        "--closed: 1,2,4 in BASE, 1,2 in NEW",
+        "--gamma: 5 in BASE, 7 in NEW",
+        "--lockstep: default in BASE, True in NEW",
+    ]
+    assert found.unlike == ["--gamma", "--lockstep"]  # loads are matched
+
+
+def test_other_files_are_not_like_with_like():
+    for before, after, line, unlike in (
+        (("--profile", "p.json", "a"), ("--profile", "q.json", "b"), "--profile: p.json in BASE, q.json in NEW", True),
+        (("--profile", "p.json", "a"), ("--profile", "q.json", "a"), None, False),  # the same under another name
+        (("--scheduler", "m.py", "a"), ("--scheduler", "n.py", "b"), "--scheduler: m.py in BASE, n.py in NEW", False),
+    ):
+        found = compare(made(before), made(after))
+        assert found.inputs == [line] * bool(line)
+        assert found.unlike == [before[0]] * unlike
+    found = compare(made(("--profile", "p", "a")), made(("--profile", "p", "a"), ("--trace", "t", "b")))
+    assert (found.inputs, found.unlike) == (["--trace: none in BASE, t in NEW"], ["--trace"])
+    untold = "{} does not tell what it was made from: the same files and options are assumed"
+    assert compare(side(), made(("--profile", "p", "a"))).inputs == [untold.format("BASE")]
+    assert compare(side(), side()).inputs == [untold.format("BASE"), untold.format("NEW")]
+
+
+def test_a_table_names_its_profile_and_its_workloads():
+    base, new = (make_baseline(side().frame().assign(profile=name)) for name in ("b300", "h200"))
+    found = compare(base, new)
+    assert found.inputs[0] == "profile: b300 in BASE, h200 in NEW"
+    assert found.unlike == ["the profile"]
+    longer = make_baseline(side().frame().assign(workload=lambda t: t["workload"] + ", longer", profile="b300"))
+    assert compare(base, longer).unlike == ["the workload"]
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,14 @@ def test_a_folder_in_place_of_a_file(tmp_path):
     assert names(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize("check", [lambda: check_output("--out", Path("-")), lambda: check_folder("-")])
+def test_a_dash_names_no_file(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecsimError, match="expected a path, got '-': results are not written to standard output"):
+        check()
+    assert not any(tmp_path.iterdir())
+
+
 # Reading
 
 

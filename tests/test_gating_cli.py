@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -61,6 +62,8 @@ def test_a_slower_engine_fails_and_every_report_says_so(run: Run, tmp_path: Path
     code, text, err = run("compare", base, again)
     assert (code, err) == (0, "")
     assert "Passed: the same" in text
+    why = "not read for any policy: in BASE no load measured has 1e+05 or more"
+    assert text.count("note: ") == text.count(f"note: throughput at ≥ 100000 tok/s/user: {why}") == 1
     assert not re.search(r"tok/s ≥ 80: *\n", text)  # the key below the table is not torn
 
     new = write(run, tmp_path / "new.json", *schedulers, profile=slow_profile)
@@ -147,6 +150,37 @@ def test_a_sweeps_folder_will_do(run: Run, tmp_path: Path) -> None:
         code, text, _ = run("compare", *pair)
         assert code == 0
         assert "Passed: the same" in text
+        assert "note" not in text
+
+
+def test_two_that_are_not_like_with_like_are_told_first(run: Run, tmp_path: Path) -> None:
+    """A file against a sweep's folder of other hardware, and against other options: in every form."""
+    other = ROOT / "hw_profiles/h200-qwen3-8b-tp1-vllm.json"
+    base = write(run, tmp_path / "base.json", "-s", "NoSpec", "--gamma", "5")
+    code, _, err = run(
+        "pareto", "--profile", other, "--trace", TRACE, *LOAD, "-s", "NoSpec", "--gamma", "3", "--out", tmp_path / "o"
+    )
+    assert code == 0, err
+    again = tmp_path / "again"  # drawn anew from the results, which keep what they were made from
+    assert run("pareto", "--results", tmp_path / "o/results.parquet", "--out", again)[0] == 0
+    for folder in (tmp_path / "o", again):
+        out = [tmp_path / name for name in ("s.md", "r.xml", "c.json", "p.png")]
+        flags = [x for pair in zip(("--markdown", "--junit", "--json", "--picture"), out, strict=True) for x in pair]
+        _, text, _ = run("compare", base, folder, *flags)
+        lines = text.splitlines()
+        warning = "warning: not like with like: --profile and --gamma differ between BASE and NEW"
+        assert lines[:3] == [
+            warning,
+            f"note: --profile: {PROFILE.name} in BASE, {other.name} in NEW",
+            "note: --gamma: 5 in BASE, 3 in NEW",
+        ]
+        assert lines[-1].endswith(" Not like with like: see the warning.")
+        summary = out[0].read_text().splitlines()
+        assert f"**{warning}**" in summary
+        assert f"- --profile: {PROFILE.name} in BASE, {other.name} in NEW" in summary
+        assert summary.index(f"**{warning}**") < 6
+        assert warning in ElementTree.parse(out[1]).find(".//system-err").text
+        assert json.loads(out[2].read_text())["unlike"] == ["--profile", "--gamma"]
 
 
 def test_the_step_summary_of_a_workflow_is_appended_to(
@@ -188,6 +222,7 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     for arguments, words in (
         ((good, old), f"{old}: schema: 'specsim.baseline/0' is of another version"),
         ((half, good), f"{half}: expected JSON"),
+        ((Path(__file__), good), ": not what specsim baseline wrote, or the results.parquet of specsim sweep"),
         ((good, PROFILE), "schema: expected 'specsim.baseline/1', got 'specsim.profile/1'"),
         ((good, tmp_path), "is a folder without results.parquet"),
         ((good, tmp_path / "none.json"), "none.json: cannot read"),
@@ -195,6 +230,9 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
         ((good, good, "--tolerance", "speed=1%"), "--tolerance: expected METRIC=SHARE, METRIC one of throughput"),
         ((good, good, "--tolerance", "tau"), "--tolerance: expected METRIC=SHARE"),
         ((good, good, "--tolerance", "tau=3"), "--tolerance tau: expected a share"),
+        ((good, good, "--tolerance", "tau=3%", "--tolerance", "tau=off"), "--tolerance: tau is given twice"),
+        ((good, good, "--markdown", "-"), "--markdown: expected a path, got '-'"),
+        ((good, good, "--json", "-"), "--json: expected a path, got '-'"),
         ((good, good, "--level", "0"), "--level: expected a probability"),
         ((good, good, "--level", "100%"), "--level: expected a probability"),
         ((good, good, "--sla", "fast"), "--sla: expected numbers"),
@@ -211,6 +249,13 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     assert "is the input --profile" in mistake(run, *base, "--out", PROFILE)
     assert "--sla: expected numbers" in mistake(run, *base, "--sla", "0", "--out", tmp_path / "b.json")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["half.json", "old.json"]
+
+
+def test_from_where_on_a_loss_fails_is_told_with_its_reasons() -> None:
+    change = Change("A()", "tau", "τ", 0.02, 3.0, 2.9, -1 / 30, 0.01, 0.068, 0.2, "noise")
+    assert gating_report.told(change).endswith("−3.3 ± 1.0 %; fails beyond −6.8 % (tolerance 2 %, noise 6.8 %)")
+    change = replace(change, noise=0.004, metric="verified_tokens")
+    assert gating_report.told(change).endswith("; fails beyond ±2 % (tolerance 2 %, noise 0.4 %)")
 
 
 def test_names_that_users_chose_break_no_report() -> None:
@@ -275,3 +320,16 @@ def test_an_absurd_number_is_a_mistake(run: Run, tmp_path: Path) -> None:
     assert "runs.0.throughput: expected numbers, 0 or more and 1e+15 at most" in mistake(
         run, "compare", tmp_path / "b.json", base
     )
+
+
+@pytest.mark.parametrize("verb", ["baseline", "sweep", "pareto"])
+def test_a_scheduler_that_changes_its_mind_leaves_no_file(run: Run, tmp_path: Path, verb: str) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import numpy as np\n\ndef draws(view):\n    return np.random.default_rng().integers(0, 3, view.num_seqs)\n"
+    )
+    told = mistake(
+        run, verb, "--profile", PROFILE, "--trace", TRACE, *LOAD, "-s", f"{mine}:draws", "--out", tmp_path / "o"
+    )
+    assert told.startswith("error: scheduler draws: answers otherwise when the same seed is run again: expected chance")
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["mine.py"]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.acceptance import Drafter, synthetic
-from specsim.engine import Scenario, simulate
+from specsim.engine import Policy, Scenario, simulate
 from specsim.metrics import summarize
 from specsim.rules import Rules
 from specsim.schedulers import (
@@ -791,3 +791,27 @@ def test_step_seconds_is_the_price_of_the_step():
     run = simulate(Scenario(profile, make_arrivals([0.0, 2.5], 7, 9), drafter, Asks()), steps=True)
     decoding = run.steps[run.steps["num_seqs"] > 0]
     assert decoding["duration"].tolist() == told
+
+
+def test_a_label_is_one_line_without_addresses():
+    """It is the same in every run: functools.partial and fields that are functions print where they lie."""
+
+    @dataclass(frozen=True)
+    class Built:
+        rule: object
+
+    class Long:
+        def __repr__(self):
+            return "Long(\n  1)"
+
+    for scheduler, label in (
+        (Long(), "Long( 1)"),
+        (partial(half, share=2), f"functools.partial(<function {half.__name__}>, share=2)"),
+        (Built(half), f"<function {half.__name__}>)"),
+    ):
+        assert repr(Policy(scheduler)).endswith(label)
+        assert " at 0x" not in repr(Policy(scheduler))
+
+
+def half(view, share=2):
+    return np.full(view.num_seqs, view.gamma // share)

@@ -16,6 +16,7 @@ from test_schedulers import brute_top_k, listed, view
 import specsim
 from specsim import zoo
 from specsim.acceptance import synthetic
+from specsim.asking import fresh
 from specsim.cli.inputs import parse_scheduler
 from specsim.engine import Scenario, simulate
 from specsim.metrics import summarize
@@ -29,7 +30,6 @@ from specsim.schedulers import (
     Oracle,
     StaticGamma,
     Threshold,
-    fresh,
 )
 from specsim.types import SpecsimError
 from specsim.views import OracleView, StepRecord

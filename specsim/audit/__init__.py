@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from specsim.asking import check_callable, scheduler_name
 from specsim.audit.case import Counterexample, explained
 from specsim.audit.law import Asked, distance_of
 from specsim.audit.models import CONFIDENCES, Confidence, Instance, Size, drawn, plain
 from specsim.audit.simpler import simplified
-from specsim.schedulers import scheduler_name
 from specsim.types import SpecsimError
 
 __all__ = ["CONFIDENCES", "MOST_STEPS", "TOLERANCE", "Audit", "Counterexample", "Size", "audit"]
@@ -103,9 +103,10 @@ def audit(
     total)`` is called as they are worked out. Sizes come smallest first, and the first with a difference ends the
     audit.
 
-    SpecsimError: an oracle, blocks too long, an answer that is no draft length, or that chance or hidden memory
-    changes.
+    SpecsimError: what is no scheduler, an oracle, blocks too long, an answer that is no draft length, or that chance or
+    hidden memory changes.
     """
+    check_callable(scheduler)
     asked = Asked(scheduler)
     check_numbers(confidence, instances, histories, steps, seed)
     if getattr(scheduler, "oracle", False):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.asking import ask, fresh, scheduler_name
 from specsim.audit.models import Array, Decoder, Instance
-from specsim.schedulers import ask, fresh, scheduler_name
 from specsim.types import SpecsimError
 from specsim.views import Lens, StepRecord, StepView
 

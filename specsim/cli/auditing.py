@@ -30,8 +30,10 @@ def audit(
             "drafter's probability of token k).",
         ),
     ] = "head",
-    instances: Annotated[int, typer.Option("--instances", help="Drawn instances of one step.", min=0)] = 10_000,
-    histories: Annotated[int, typer.Option("--histories", help="Drawn instances of several steps.", min=0)] = 200,
+    instances: Annotated[
+        int, typer.Option("--instances", help="Drawn instances of one step, beside plain ones.", min=0)
+    ] = 10_000,
+    histories: Annotated[int, typer.Option("--histories", help="The same, of several steps.", min=0)] = 200,
     steps: Annotated[
         int, typer.Option("--steps", help="How many steps those have; 1: none of them.", min=1, max=MOST_STEPS)
     ] = 3,

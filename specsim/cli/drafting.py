@@ -107,7 +107,7 @@ def record(
     for name, path in outputs.items():
         check_output(name, path)
     if work is not None:
-        check_folder(work)
+        check_folder(work, "--work")
     check_installed()
     from specsim.drafters.load import has_confidence, load_drafter_model, parse_spec
     from specsim.drafters.recorder import record as record_blocks
@@ -188,8 +188,8 @@ def train_drafter(
     above_zero("--learning-rate", learning_rate)
     one_of("--dtype", dtype, DTYPES)
     check_apart({"--work": work, "--out": out}, {"--prompts": prompts, "--target": Path(target), "--start": start})
-    for folder in (work, out):
-        check_folder(folder)
+    for option, folder in (("--work", work), ("--out", out)):
+        check_folder(folder, option)
     check_installed()
     from specsim.drafters.checkpoint import load_checkpoint
     from specsim.drafters.resume import Run, answer, open_run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +19,6 @@ from specsim.types import SpecsimError
 from specsim.validate import parse_share
 
 FLOORS = ",".join(f"{floor:g}" for floor in files.FLOORS)
-RUNS = ("profile", "trace", "arrivals", "scenario", "scheduler")
-"""Options that a baseline tells by the files' content and the policies' labels instead of as they were typed."""
 
 
 @with_options
@@ -57,9 +54,7 @@ def baseline(
     check_apart({"--out": out}, options.files())
     check_output("--out", out)
     base, policies, workloads = options.build()
-    # What a scenario file says is in the settings.
-    read = {name: paths for name, paths in options.files().items() if name != "--scenario"}
-    inputs = [files.fingerprint(name, path) for name, paths in read.items() for path in paths]
+    made_of = options.made_of()
     with show.progress("runs simulated") as report:
         chosen = range(first_seed, first_seed + seeds)
         frame = sweep(base, policies, workloads, chosen, jobs=jobs, progress=report)
@@ -68,8 +63,7 @@ def baseline(
     made = files.make_baseline(
         frame,
         floors=floors,
-        settings=_settings(options),
-        inputs=list({(i.option, i.name, i.sha256): i for i in inputs}.values()),
+        made_of=made_of,
         command=command_line(),
         version=__version__,
     )
@@ -147,18 +141,13 @@ def compare(
         from specsim import plots, plots_compare
 
         worse = list(dict.fromkeys(c.policy for c in found.regressions))
-        figure = plots_compare.plot_compare(before, after, found.floors, worse, x=x, notes=caveats)
+        notes = [*gating_report.warnings(found), *caveats]
+        figure = plots_compare.plot_compare(before, after, found.floors, worse, x=x, notes=notes)
         plots.save_figure(figure, picture)
     if json is not None:
         show.write_json_file(json, gating_report.plain(found, caveats))
     if found.failed:
         raise typer.Exit(1)
-
-
-def _settings(options: Options) -> dict[str, bool | int | float | str]:
-    """The options but for their files, where they are not None."""
-    values = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in RUNS}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _table(path: Path) -> Path:
@@ -174,5 +163,7 @@ def _tolerances(texts: list[str]) -> dict[str, float | None]:
         if not equals or name not in comparing.TOLERANCES:
             known = ", ".join(comparing.TOLERANCES)
             raise SpecsimError(f"--tolerance: expected METRIC=SHARE, METRIC one of {known}, got {text!r}")
+        if name in found:
+            raise SpecsimError(f"--tolerance: {name} is given twice")
         found[name] = None if share.strip() == "off" else parse_share(f"--tolerance {name}", share)
     return found

@@ -27,20 +27,35 @@ SHORT = {"hypervolume": "area", "verified tokens": "verified"}
 
 
 def print_comparison(found: Comparison, caveats: Sequence[str]) -> None:
-    """The table and what differs on stdout, what failed on stderr."""
+    """What differs and the table on stdout, what failed on stderr."""
     columns, rows = grid(found)
     console = show.console()
+    for line in (*warnings(found), *(f"note: {line}" for line in found.inputs)):
+        console.print(line)
     if rows:
         console.print(show.table("NEW against BASE, %", columns, rows, KEY))
-    for line in (*found.notes, *caveats):
+    for line in (*unread(found), *found.notes, *caveats):
         console.print(f"note: {line}")
     console.print(verdict(found))
     for line in failures(found):
         typer.echo(line, err=True)
 
 
+def warnings(found: Comparison) -> list[str]:
+    """One line where the two sides are not like with like, none where they are."""
+    if not found.unlike:
+        return []
+    *first, last = found.unlike
+    both = f"{', '.join(first)} and {last}" if first else last
+    return [f"warning: not like with like: {both} differ{'s' * (not first)} between BASE and NEW"]
+
+
 def verdict(found: Comparison) -> str:
     """How it ended, in a sentence."""
+    return _ended(found) + " Not like with like: see the warning." * bool(found.unlike)
+
+
+def _ended(found: Comparison) -> str:
     how = f"{found.seeds} seeds, {'paired' if found.paired else 'independent'}"
     family = f"{found.tests} numbers at a family-wise level of {100 * found.level:g} %, {how}"
     if found.failed:
@@ -69,7 +84,9 @@ def told(change: Change) -> str:
         return moved
     # Beyond the tolerance and beyond the noise, whichever is more.
     both = "±" if change.metric == "verified_tokens" else "−"
-    return f"{moved}; fails beyond {both}{100 * max(change.tolerance, change.noise):.2g} %"
+    tolerance, noise = (f"{100 * share:.2g} %" for share in (change.tolerance, change.noise))
+    bound = tolerance if change.tolerance >= change.noise else noise
+    return f"{moved}; fails beyond {both}{bound} (tolerance {tolerance}, noise {noise})"
 
 
 def percent(change: Change) -> str:
@@ -89,6 +106,14 @@ def grid(found: Comparison) -> tuple[list[str], list[list[str]]]:
     kept = [i for i in range(len(heads)) if any(row[i].verdict != UNREAD for row in rows.values())]
     cells = [[policy, *(cell(row[i]) for i in kept)] for policy, row in rows.items()]
     return ["policy", *(heads[i] for i in kept)], cells
+
+
+def unread(found: Comparison) -> list[str]:
+    """A line for each number that no policy has: the grid leaves it out."""
+    reasons: dict[str, list[str]] = {}
+    for change in found.changes:
+        reasons.setdefault(change.label, []).append(change.reason if change.verdict == UNREAD else "")
+    return [f"{label}: not read for any policy: {why[0]}" for label, why in reasons.items() if all(why)]
 
 
 def cell(change: Change) -> str:
@@ -119,6 +144,12 @@ def summary(found: Comparison, caveats: Sequence[str], command: str) -> str:
     """The comparison as Markdown."""
     columns, rows = grid(found)
     lines = [f"### {'❌' if found.failed else '✅'} specsim compare", "", verdict(found), ""]
+    if found.inputs:
+        lines += [
+            *(f"**{_escaped(line)}**\n" for line in warnings(found)),
+            *(f"- {_escaped(line)}" for line in found.inputs),
+            "",
+        ]
     if rows:
         lines += [f"| {' | '.join(columns)} |", f"|---{'|--:' * (len(columns) - 1)}|"]
         lines += [f"| {_code(row[0])} | {' | '.join(row[1:])} |" for row in rows]
@@ -159,6 +190,9 @@ def junit(found: Comparison) -> str:
             ElementTree.SubElement(case, "skipped", {"message": _for_xml(change.reason)})
         else:
             ElementTree.SubElement(case, "system-out").text = text
+    if found.inputs:
+        text = _for_xml("\n".join([*warnings(found), *found.inputs]))
+        ElementTree.SubElement(suite, "system-err").text = text
     ElementTree.indent(suites, " ")
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
@@ -175,6 +209,8 @@ def plain(found: Comparison, caveats: Sequence[str]) -> dict[str, Any]:
         "seeds": found.seeds,
         "floors": found.floors,
         "gone": found.gone,
+        "unlike": found.unlike,
+        "inputs": found.inputs,
         "notes": found.notes,
         "caveats": list(caveats),
         "changes": [asdict(change) for change in found.changes],

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
+import os
 import shlex
 import sys
 import tomllib
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -59,7 +63,7 @@ def read_scenario(path: Path) -> dict[str, Any]:
 
 def _relative_policy(text: str, folder: Path) -> str:
     name, at, trace = text.partition("@")
-    if ".py:" in name:
+    if ".py:" in name or name.endswith(".py"):
         name = str(folder / name)
     return f"{name}@{folder / trace}" if at else name
 
@@ -132,6 +136,9 @@ def parse_scheduler(text: str) -> Any:
     """
     where, colon, rest = text.rpartition(".py:")
     target = rest.strip() if colon else text.strip()
+    if target.endswith(".py") or (colon and not target):
+        path = Path(target or f"{where}.py")
+        raise SpecsimError(f"scheduler {text!r}: expected {path}:NAME, NAME one of {_defined(_module(path))}")
     try:
         node = ast.parse(target, mode="eval").body
         call = node if isinstance(node, ast.Call) else None
@@ -154,7 +161,8 @@ def parse_scheduler(text: str) -> Any:
     except SpecsimError:
         raise
     except (Exception, SystemExit) as error:
-        raise SpecsimError(f"scheduler {text!r}: {type(error).__name__}: {error}") from error
+        hint = " (a function that takes the view is named without parentheses)" if inspect.isfunction(found) else ""
+        raise SpecsimError(f"scheduler {text!r}: {type(error).__name__}: {error}{hint}") from error
 
 
 def _argument(node: ast.expr) -> Any:
@@ -181,8 +189,20 @@ def _built_in(name: str) -> Any:
 
 
 def _from_file(path: Path, name: str) -> Any:
+    module = _module(path)
+    if not hasattr(module, name):
+        raise SpecsimError(f"{path}: {name!r} is not defined in it, expected one of {_defined(module)}")
+    found = getattr(module, name)
+    if not callable(found) and not hasattr(found, "start"):
+        kind = type(found).__name__
+        raise SpecsimError(f"{path}: {name!r} is no scheduler but of type {kind}, expected one of {_defined(module)}")
+    return found
+
+
+def _module(path: Path) -> ModuleType:
+    """What the Python file ``path`` defines; SpecsimError, with the line, where it cannot be run."""
     if not path.is_file():
-        raise SpecsimError(f"{path}: cannot read: expected a Python file that defines {name}")
+        raise SpecsimError(f"{path}: cannot read: expected a Python file that defines a scheduler")
     module_name = path.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
@@ -192,22 +212,32 @@ def _from_file(path: Path, name: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a file that ends the program is a mistake, too
-        line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, path)
-        raise SpecsimError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+        line = _line_in(error, path)
+        told = error.msg if isinstance(error, SyntaxError) and error.msg else error
+        raise SpecsimError(f"{path}{line}: {type(error).__name__}: {told}") from error
     cloudpickle.register_pickle_by_value(module)  # worker processes have not run the file
-    if not callable(getattr(module, name, None)):
-        known = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module_name]
-        raise SpecsimError(f"{path}: {name!r} is not defined in it, expected one of {', '.join(known) or 'none'}")
-    return getattr(module, name)
+    return module
 
 
-def _line_in(error: BaseException, path: Path) -> int | str:
-    trace, line = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line if line is not None else "?"
+def _defined(module: ModuleType) -> str:
+    """The names of what ``module`` itself defines and can be called, for people."""
+    names = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (callable(value) or hasattr(value, "start"))
+        and getattr(value, "__module__", "") == module.__name__
+    ]
+    return ", ".join(names) or "what it defines (nothing that can be called yet)"
+
+
+def _line_in(error: BaseException, path: Path) -> str:
+    """``, line N`` of ``path``, the last one that ran, or the one that is no Python; nothing where none is known."""
+    full = os.path.abspath(path)  # what the importer names it by
+    if isinstance(error, SyntaxError) and os.path.abspath(error.filename or "") == full:
+        return f", line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == full]
+    return f", line {lines[-1]}" if lines else ""
 
 
 def one_of(option: str, value: str | None, known: Sequence[str]) -> None:

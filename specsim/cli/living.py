@@ -149,9 +149,9 @@ def live(
                               "--arrivals": arrivals, "--prompts": prompts, "--from-results": from_results,
                               "--scheduler": policy_files(scheduler) if scheduler else []}  # fmt: skip
     check_apart({"--out": picture, "--out profile": learned, "--json": json}, inputs)
-    for folder in (out, record):
+    for flag, folder in (("--out", out), ("--record", record)):
         if folder is not None:
-            check_folder(folder)
+            check_folder(folder, flag)
     check_output("--json", json)
     if scheduler is not None and trace is None:
         raise SpecsimError("--scheduler: expected --trace too; without both, blocks are verified as counted")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from specsim.acceptance import Drafter
+from specsim.baseline import MadeOf, fingerprint
 from specsim.cli.inputs import parse_domains, parse_names, parse_policies, parse_workloads, policy_files, read_scenario
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
@@ -25,6 +26,8 @@ ENGINE = "Engine"
 RUN = "Run"
 MOST_SEEDS = 100_000
 LOADS = ("closed", "poisson", "ramp", "arrivals")
+BY_CONTENT = ("profile", "trace", "arrivals", "scenario", "scheduler")
+"""Options that results tell by the files' content and the policies' labels instead of as they were typed."""
 
 
 def option(*names: str, help: str, panel: str, **more: Any) -> Any:
@@ -38,7 +41,7 @@ def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
         known = {p.name for p in context.command.params}
         for key in options:
             if key not in known:
-                raise SpecsimError(f"{path}: {key}: not an option of this command")
+                raise SpecsimError(f"{path}: {key}: not an option of specsim {context.info_name}")
         context.default_map = {**(context.default_map or {}), **options}
     return path
 
@@ -167,6 +170,19 @@ class Options:
         alone = {name: getattr(self, name) for name in ("profile", "trace", "arrivals", "scenario")}
         named = {f"--{name}": [path] for name, path in alone.items() if path is not None}
         return named | {"--scheduler": [path for text in self.scheduler or [] for path in policy_files(text)]}
+
+    def made_of(self) -> MadeOf:
+        """What results of these options, which ``build`` found good, are made from.
+
+        What a scenario file says is among the settings; a pipe that was read tells nothing more.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in BY_CONTENT}
+        read = {name: paths for name, paths in self.files().items() if name != "--scenario"}
+        inputs = [fingerprint(name, path) for name, paths in read.items() for path in paths if path.is_file()]
+        return MadeOf(
+            settings={name: value for name, value in values.items() if value is not None},
+            inputs=list({(i.option, i.name, i.sha256): i for i in inputs}.values()),
+        )
 
     def build(self) -> tuple[Scenario, list[Policy], list[Workload]]:
         """The base scenario, the policies and the workloads that were asked for."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from specsim.baseline import read_results
+from specsim.baseline import note_made_of, read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
@@ -195,12 +195,16 @@ def _check_outputs(out: Path | None, names: list[str], json: Path | None, inputs
     """See to --json and to the files of these names in --out."""
     check_apart({"--out": [out, *(out / name for name in names)] if out else None, "--json": json}, inputs)
     if out is not None:
-        check_folder(out)
+        check_folder(out, "--out")
     check_output("--json", json)
 
 
 def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:
-    return run_all(*options.build(), seeds, jobs, slo)
+    built = options.build()
+    made_of = options.made_of()
+    frame = run_all(*built, seeds, jobs, slo)
+    note_made_of(frame, made_of)
+    return frame
 
 
 def run_all(

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from specsim.asking import scheduler_name
 from specsim.cli.drafting import DTYPES, Device, Dtype, Seed, TargetPath, Temperature, above_zero
 from specsim.cli.inputs import one_of, parse_scheduler
 from specsim.drafters import check_installed
 from specsim.files import check_apart, check_output
 from specsim.hardware import load_profile
-from specsim.schedulers import NoSpec, scheduler_name
+from specsim.schedulers import NoSpec
 from specsim.types import SpecsimError
 
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ def compare(
     names = [*(f"{name}.csv" for name in ("acceptance", "tau", "threshold", "calibration")), *pictures]
     check_apart({"--out": [out, *(out / name for name in names)] if out else None, "--json": json}, {"TRACES": traces})
     if out is not None:
-        check_folder(out)
+        check_folder(out, "--out")
     check_output("--json", json)
     drafters = _labelled(traces)
     tables = _measure(drafters, levels, not raw_confidence)

@@ -183,7 +183,7 @@ def _check_paths(
     inputs["--scheduler"] = policy_files(scheduler) if scheduler else []
     check_apart({"--out": picture, "--json": json}, inputs)
     if out is not None:
-        check_folder(out)
+        check_folder(out, "--out")
     check_output("--json", json)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specsim.asking import ask, fresh, scheduler_name
 from specsim.drafters.draft import Draft, Drafter
 from specsim.drafters.load import has_confidence
 from specsim.drafters.lookup import NoDrafter
@@ -26,7 +27,7 @@ from specsim.drafters.speculate import HISTORY, Batch, Verified, step_view
 from specsim.drafters.target import Target
 from specsim.engine import check_fit
 from specsim.hardware import Profile, Shape, step_cost
-from specsim.schedulers import NoSpec, ask, fresh, scheduler_name
+from specsim.schedulers import NoSpec
 from specsim.types import SpecsimError
 from specsim.views import StepRecord
 

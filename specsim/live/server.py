@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from specsim.asking import scheduler_name
 from specsim.drafters.target import Target
 from specsim.live.asked import Asked, read_asked
 from specsim.live.reference import Counts, Engine, Request
 from specsim.live.wire import HEAD_BYTES, Call, Events, HttpError, read_call, write_answer
-from specsim.schedulers import scheduler_name
 from specsim.types import SpecsimError
 
 LOOK_SECONDS = 0.1

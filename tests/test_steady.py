@@ -1,0 +1,106 @@
+"""A sweep can be made again: schedulers that would give other answers are refused."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from conftest import make_profile
+
+import specsim as ss
+from specsim.steady import ASKED, check_steady
+from specsim.types import SpecsimError
+
+WORDS = "answers otherwise when the same seed is run again: expected chance only from a generator that its start"
+
+
+def scenario(scheduler=None, **more):
+    drafter = ss.synthetic(0.7, gamma=3)
+    return ss.Scenario(make_profile(), ss.ClosedLoop(4, 16, 16, measured=20), drafter, scheduler, **more)
+
+
+def draws(view):
+    return np.random.default_rng().integers(0, view.gamma + 1, view.num_seqs)
+
+
+@dataclass(frozen=True)
+class Now:
+    """Its generators are all others, also those of one process."""
+
+    def start(self):
+        rng = np.random.default_rng()
+        return lambda view: rng.integers(0, view.gamma + 1, view.num_seqs)
+
+
+class Counts:
+    """Memory outside of start(): what one run remembers the next one sees, in the same process alone."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def __call__(self, view):
+        self.steps += 1
+        return np.full(view.num_seqs, self.steps % 3)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Chance as it should be."""
+
+    seed: int = 0
+    uses_previous = False
+
+    def start(self):
+        rng = np.random.default_rng(self.seed)
+        return lambda view: rng.integers(0, view.gamma + 1, view.num_seqs)
+
+
+@pytest.mark.parametrize("scheduler", [draws, Now(), Counts(), ss.WrongCost(draws)], ids=repr)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_one_that_changes_its_mind_is_refused(scheduler, jobs):
+    with pytest.raises(SpecsimError, match=WORDS) as error:
+        ss.sweep(scenario(), [ss.NoSpec(), scheduler], [ss.ClosedLoop(2, 16, 16, measured=20)], range(2), jobs=jobs)
+    assert "\n" not in str(error.value)
+
+
+def test_chance_from_a_seed_of_its_own_is_not():
+    for policy in (Seeded(), ss.GammaBandit(epsilon=0.5), ss.WrongCost(Seeded())):
+        tables = [ss.sweep(scenario(), [policy], seeds=range(2), jobs=1) for _ in range(2)]
+        assert tables[0].equals(tables[1])
+
+
+def test_few_questions_are_put_and_none_to_our_own():
+    asked = []
+
+    def counted(view):
+        asked.append(view.num_seqs)
+        return np.zeros(view.num_seqs, dtype=int)
+
+    check_steady(scenario(counted, replicas=2), 0)
+    assert 0 < len(asked) <= 2 * ASKED
+    short = len(asked)
+    long = ss.ClosedLoop(4, 16, 160, measured=2000)
+    check_steady(ss.Scenario(make_profile(), long, ss.synthetic(0.7, gamma=3), counted), 0)
+    assert len(asked) == short + 2 * ASKED
+    check_steady(scenario(ss.DSparkAsync()), 0)  # asks nothing
+
+
+class Forgets:
+    def start(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words"),
+    [
+        (Seeded, r"scheduler Seeded: expected an instance, such as Seeded\(\), got the class"),
+        (
+            Forgets(),
+            "scheduler Forgets: start: expected it to return something that can be called with a StepView, got",
+        ),
+        (lambda: 0, "scheduler <lambda>: expected something that can be called with a StepView alone: TypeError: "),
+        (lambda view: None, "scheduler <lambda>: expected 4 whole draft lengths within 0..3, got NoneType"),
+    ],
+)
+def test_what_is_no_scheduler_is_told_as_elsewhere(scheduler, words):
+    with pytest.raises(SpecsimError, match=f"^{words}"):
+        ss.sweep(scenario(), [scheduler], jobs=1)
