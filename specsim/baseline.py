@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from specsim.files import parse_json, read_json, read_text, write_json
+from specsim.files import as_model, parse_json, read_text, write_json
 from specsim.pareto import KEYS, caveats, pareto
 from specsim.types import SpecsimError
 
@@ -225,8 +225,9 @@ def read_baseline(path: str | Path) -> Baseline:
             return make_baseline(read_results(path))
         except SpecsimError as error:
             raise SpecsimError(str(error).replace("sweep:", f"{path}:", 1)) from error
+    text = read_text(path)  # once: it may be a pipe
     try:
-        data = parse_json(read_text(path))
+        data = parse_json(text)
     except ValueError as error:
         if isinstance(error, SpecsimError):
             raise
@@ -239,7 +240,7 @@ def read_baseline(path: str | Path) -> Baseline:
                 "run the file's command again with this one"
             )
         raise SpecsimError(f"{path}: schema: expected {SCHEMA!r}, got {schema!r:.60}: not {WANTED}")
-    return read_json(path, Baseline)
+    return as_model(path, text, data, Baseline)
 
 
 def read_results(path: Path) -> pd.DataFrame:

@@ -145,6 +145,11 @@ def read_json(path: str | Path, model: type[Model]) -> Model:
         data = parse_json(text)
     except ValueError as error:
         raise SpecsimError(f"{path}: expected JSON: {error}") from error
+    return as_model(path, text, data, model)
+
+
+def as_model(path: str | Path, text: str, data: Any, model: type[Model]) -> Model:
+    """Return the JSON ``text`` of ``path``, which :func:`parse_json` made ``data`` of, as ``read_json`` does."""
     try:
         return model.model_validate_json(text)
     except ValidationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,10 @@ from specsim.offers import Offer, replicas_for, tokens_per_second
 from specsim.plan_answer import Plan
 from specsim.schedulers import MTP1, DSparkAsync, DSparkGreedy, NoSpec, StaticGamma
 from specsim.sensitivity import SENSITIVITY, check_memory, memory_caveats, memory_lines, sensitivity_table
+from specsim.steady import check_steady
 from specsim.tiers import Tier, merged, parse_tier, tier_of, with_shares
-from specsim.trial import demanded, grid
-from specsim.types import SLO, SpecsimError
+from specsim.trial import at_load, demanded, grid
+from specsim.types import SLO, BeyondProfile, SpecsimError
 
 MOST_HEADROOM = 10.0
 """Headroom above which percents were taken for shares."""
@@ -57,7 +59,8 @@ def plan(
     which searches begin, which does not change what they find.
 
     Raises SpecsimError for what cannot be planned: no demand, several replicas in ``base``, ramps, unknown words,
-    headroom above MOST_HEADROOM (1,000 %), a drafter that leaves no KV cache.
+    headroom above MOST_HEADROOM (1,000 %), a drafter that leaves no KV cache, a scheduler that answers otherwise when
+    the same seed is run again.
     """
     seeds = list(seeds)
     asked = _check(base, tiers, slo, rate, users, headroom, seeds)
@@ -73,6 +76,10 @@ def plan(
         check_memory(base, profile)
     cases = [_cases(replace(base, profile=profile, workload=workload), policies) for profile in given]
     flat = [(p, label, case) for p, of in enumerate(cases) for label, case in of]
+    first = at_load(workload, trials.grid.loads[begin])
+    for case in (case for of in cases for _, case in of):
+        with suppress(BeyondProfile):  # what the profile cannot price, the search meets too
+            check_steady(replace(case.scenario, workload=first), seeds[0])
     found = trials.drive([find(trials, case, tier, seeds, begin) for tier in pools for _, _, case in flat])
     offers = []
     for (tier, (p, label, case)), capacity in zip(((tier, one) for tier in pools for one in flat), found, strict=True):

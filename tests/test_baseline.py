@@ -1,6 +1,8 @@
 """Baselines: the same bytes every time, and one line for whatever is no baseline."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +148,17 @@ def test_other_things_that_are_no_baseline(tmp_path):
             read_baseline(tmp_path / name)
         assert words in str(error.value)
         assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_read_as_a_file_is(tmp_path):
+    """Which can be read but once: compare <(git show main:front.json) front.json."""
+    file, pipe = write_baseline(tmp_path / "a.json", make_baseline(table())), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(file.read_bytes(),), daemon=True)
+    writer.start()
+    assert read_baseline(pipe) == read_baseline(file)
+    writer.join(10)
 
 
 def test_a_fingerprint_is_of_the_content(tmp_path):

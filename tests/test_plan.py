@@ -278,6 +278,14 @@ def test_what_cannot_be_planned(fields, words):
         ss.plan(**{"base": small(), "tiers": TIERS, "jobs": 1, **fields})
 
 
+def test_a_scheduler_that_draws_from_chance_has_no_plan():
+    def draws(view):
+        return np.random.default_rng().integers(0, view.gamma + 1, view.num_seqs)
+
+    with pytest.raises(SpecsimError, match="scheduler draws: answers otherwise when the same seed is run again"):
+        ss.plan(small(), [ss.NoSpec(), draws], FAST, users=20, seeds=(0,), sensitivity=False, jobs=1)
+
+
 def test_a_plan_of_the_readme_prints():
     base = small(Poisson(1, 100, 8, 32))
     text = str(ss.plan(base, slo=ss.SLO(interactivity=30), rate=20.0, seeds=[0], jobs=1, sensitivity=False))

@@ -7,6 +7,7 @@ import pytest
 from conftest import make_profile
 
 import specsim as ss
+from specsim.asking import scheduler_name
 from specsim.steady import ASKED, check_steady
 from specsim.types import SpecsimError
 
@@ -54,7 +55,7 @@ class Seeded:
         return lambda view: rng.integers(0, view.gamma + 1, view.num_seqs)
 
 
-@pytest.mark.parametrize("scheduler", [draws, Now(), Counts(), ss.WrongCost(draws)], ids=repr)
+@pytest.mark.parametrize("scheduler", [draws, Now(), Counts(), ss.WrongCost(draws)], ids=scheduler_name)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_one_that_changes_its_mind_is_refused(scheduler, jobs):
     with pytest.raises(SpecsimError, match=WORDS) as error:
