@@ -267,14 +267,13 @@ def _mark_loads(axes: Axes, front: Front) -> dict[Artist, str]:
     changes = crossovers(front)
     if front.points["seeds"].max() > 1:
         changes = changes.dropna(subset=["load_ci"])
-    for at_load, half, x, y in changes[["load", "load_ci", "interactivity", "throughput"]].to_numpy():
+    rows = changes[["load", "load_ci", "interactivity", "throughput"]].to_numpy()
+    # One whose interval reaches an end of the loads simulated may be no change at all.
+    inside = [row for row in rows if crossover_span(front, row[0], row[1])[0] == "at"]
+    for at_load, _, x, y in inside:
         axes.plot([x], [y], **RING)
-        kind, bound = crossover_span(front, at_load, half)
-        text = {"at": "≈", "below": "≤", "above": "≥"}.get(kind, "?")
-        if kind != "anywhere":
-            text += f"{bound:.{0 if bound >= 10 else 1}f}"
-        _write(axes, text, (x, y), (-4, -6), "black")
-    if len(changes):
+        _write(axes, f"≈{at_load:.{0 if at_load >= 10 else 1}f}", (x, y), (-4, -6), "black")
+    if inside:
         notes[Line2D([], [], **RING)] = f"best policy at equal {load} changes"
     return notes
 
