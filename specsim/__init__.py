@@ -8,6 +8,7 @@ from specsim.audit import Audit, audit
 from specsim.blocktrace import Trace, TraceMeta, make_trace, read_trace, write_trace
 from specsim.calibration import reliability_table
 from specsim.checkup import acceptance_check, gamma_check, gamma_words
+from specsim.crossovers import crossovers
 from specsim.engine import Policy, Scenario, simulate
 from specsim.hardware import (
     Additive,
@@ -31,7 +32,6 @@ from specsim.metrics import request_metrics, summarize
 from specsim.paired import paired
 from specsim.pareto import (
     Front,
-    crossovers,
     half_width,
     hypervolume,
     interactivity_at,

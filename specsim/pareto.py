@@ -9,7 +9,7 @@ unless each of two or more seeds' fronts gives the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -75,8 +75,8 @@ class Reading:
         if np.isfinite(self.value):
             # The half-width is rounded as the value is: 15,594 ± 68.
             rounded = f"{self.ci:,.0f}" if abs(self.value) >= 100 else f"{self.ci:.2g}"
-            return _number(self.value) + (f" ± {rounded}" if np.isfinite(self.ci) else "")
-        return f"≥ {_number(self.at_least)}" if np.isfinite(self.at_least) else "–"
+            return number(self.value) + (f" ± {rounded}" if np.isfinite(self.ci) else "")
+        return f"≥ {number(self.at_least)}" if np.isfinite(self.at_least) else "–"
 
 
 def caveats(df: pd.DataFrame) -> list[str]:
@@ -161,62 +161,6 @@ def interactivity_at(front: Front, policy: str, throughput: float) -> Reading:
     else:
         why = f"no load measured has {front.y} of {throughput:g} or more"
     return Reading(NAN, NAN, reading.at_least, why)
-
-
-def crossovers(front: Front) -> pd.DataFrame:
-    """Return the loads at which the policy with the most y at equal load changes.
-
-    One row a change, by load: ``load``, ``load_ci``, ``before``, ``after`` (policies), and
-    ``interactivity`` and ``throughput``: x and y of ``after`` there. Only policies measured on both
-    sides take part. ``load_ci`` is NaN unless every seed by itself shows that very change, once:
-    without it the change may be noise.
-    """
-    columns = ["load", "before", "after", "interactivity", "throughput"]
-    table = pd.DataFrame(_changes(front, front.points), columns=columns)
-    seeds = [_changes(front, runs) for _, runs in front.runs.groupby("seed")]
-    half_widths = []
-    for before, after in zip(table["before"], table["after"], strict=True):
-        loads = [[row[0] for row in rows if row[1:3] == (before, after)] for rows in seeds]
-        once = all(len(found) == 1 for found in loads)
-        half_widths.append(half_width([found[0] for found in loads]) if once else NAN)
-    table.insert(1, "load_ci", np.array(half_widths, dtype=np.float64))
-    return table
-
-
-def crossover_lines(front: Front) -> list[str]:
-    """Return a sentence for each of ``crossovers``: at which load, who overtakes whom, and what that is worth."""
-    what = "users" if front.workload == "closed" else "requests/s"
-    first, last = float(front.points["load"].min()), float(front.points["load"].max())
-    starts = {
-        "at": "At {} {what}",
-        "below": f"At or below {{}} {{what}} (the lowest load simulated is {first:g})",
-        "above": f"At or above {{}} {{what}} (the highest load simulated is {last:g})",
-        "anywhere": f"Somewhere between {first:g} and {last:g} {{what}}, all the loads simulated",
-    }
-    lines = []
-    for row in crossovers(front).to_dict("records"):
-        kind, bound = crossover_span(front, row["load"], row["load_ci"])
-        where = starts[kind].format(Reading(row["load"], row["load_ci"]) if kind == "at" else _number(bound), what=what)
-        doubt = np.isnan(row["load_ci"]) and front.points["seeds"].max() > 1
-        lines.append(
-            f"{where}, {row['after']} overtakes {row['before']} in throughput ({_number(row['throughput'])} "
-            f"tok/s/GPU at {_number(row['interactivity'])} tok/s/user)."
-            + (" Not every seed shows it: it may be noise." if doubt else "")
-        )
-    return lines
-
-
-def crossover_span(front: Front, load: float, half: float) -> tuple[str, float]:
-    """Return what an interval ``load`` ± ``half`` settles, and the load that bounds it.
-
-    "at" a load; "below" or "above" one, where the interval reaches an end of the loads simulated; "anywhere", with
-    NaN, where it reaches both.
-    """
-    low = load - half <= float(front.points["load"].min())
-    high = load + half >= float(front.points["load"].max())
-    if low and high:
-        return "anywhere", NAN
-    return ("below", load + half) if low else ("above", load - half) if high else ("at", load)
 
 
 def hypervolume(front: Front, base_policy: str) -> pd.DataFrame:
@@ -343,37 +287,6 @@ def _areas(front: Front, policy: str, limits: pd.Series[Any]) -> pd.Series[Any]:
     return pd.Series(areas, dtype=np.float64)
 
 
-def _changes(front: Front, table: pd.DataFrame) -> list[tuple[float, str, str, float, float]]:
-    """Walk the upper envelope of y over load; return (load, before, after, x, y) of its changes."""
-    curves = list(table.groupby("policy", sort=False))
-    loads = np.unique(table["load"].to_numpy(dtype=np.float64))
-
-    def on_grid(column: str) -> Mapping[str, Array]:
-        return {str(p): np.interp(loads, rows["load"], rows[column], left=np.nan, right=np.nan) for p, rows in curves}
-
-    xs, ys = on_grid(front.x), on_grid(front.y)
-    changes = []
-    best: str | None = None
-    for i in range(len(loads) - 1):
-        there = {p: (y[i], y[i + 1] - y[i]) for p, y in ys.items() if np.isfinite(y[i : i + 2]).all()}
-        if best not in there:
-            # The first load, or the best one ends here: whoever leads now overtook nobody.
-            best = max(there, key=lambda p: there[p], default=None)
-        while best is not None:
-            start, slope = there[best]
-            # Shares of the way to the next load at which a steeper policy draws level.
-            level = {p: max((start - v) / (s - slope), 0.0) for p, (v, s) in there.items() if s > slope}
-            after = min(level, key=lambda p: (level[p], -there[p][1]), default=None)
-            if after is None or level[after] >= 1.0:
-                break
-            share = level[after]
-            load = float(loads[i] + share * (loads[i + 1] - loads[i]))
-            x = float(xs[after][i] + share * (xs[after][i + 1] - xs[after][i]))
-            changes.append((load, best, after, x, float(there[after][0] + share * there[after][1])))
-            best = after
-    return changes
-
-
 def _t_factor(count: NDArray[np.int64]) -> Array:
     """Return t/√n, by which a standard deviation over n seeds becomes a half-width; NaN below two."""
     from scipy.special import stdtrit  # the t quantile without the second that scipy.stats takes to load
@@ -397,5 +310,6 @@ def half_width(values: Iterable[float]) -> float:
     return float(_t_factor(np.array(len(v))) * spread)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A value read off a front, for people: three digits, or whole from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -25,8 +25,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from specsim.crossovers import crossover_span, crossovers
 from specsim.files import write_atomic
-from specsim.pareto import Front, crossover_span, crossovers
+from specsim.pareto import Front
 from specsim.types import SpecsimError
 
 COLOURS = (

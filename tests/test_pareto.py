@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.crossovers import crossover_lines, crossovers
 from specsim.pareto import (
     Reading,
-    crossover_lines,
-    crossovers,
     half_width,
     hypervolume,
     interactivity_at,

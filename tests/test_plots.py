@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from specsim.pareto import crossovers, pareto
+from specsim.crossovers import crossovers
+from specsim.pareto import pareto
 from specsim.plots import plot_load, plot_pareto, save_figure
 from specsim.types import SpecsimError
 

@@ -15,11 +15,12 @@ from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
 from specsim.cli.tables import gain_table, sold_table, summary_table
+from specsim.crossovers import crossover_lines, crossovers
 from specsim.engine import Policy, Scenario
 from specsim.engine import simulate as simulate_once
 from specsim.files import check_apart, check_folder, check_output, write_atomic
 from specsim.metrics import summarize
-from specsim.pareto import caveats, crossover_lines, crossovers, sla_table
+from specsim.pareto import caveats, sla_table
 from specsim.pareto import pareto as make_front
 from specsim.sweep import sweep as run_sweep
 from specsim.types import SLO, SpecsimError

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from specsim.blocktrace import TOTAL
-from specsim.pareto import Front, crossover_lines
+from specsim.crossovers import crossover_lines
+from specsim.pareto import Front
 from specsim.report import charts, html
 from specsim.report.sources import Source
 
