@@ -137,34 +137,35 @@ class MTP1(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class BatchSizeTable(BuiltIn):
-    """Draft length by decoding requests: ((lo, hi, K), ...), both ends included; 0 where no row fits.
+    """Draft length by decoding requests: ((lo, hi, K), ...), both ends included, the first row from 1.
 
-    vLLM's ``num_speculative_tokens_per_batch_size``.
+    vLLM's ``num_speculative_tokens_per_batch_size`` (vllm-project/vllm#32374, ``v1/spec_decode/dynamic/utils.py``): a
+    number between two rows or beyond the last has the K of the row before, and no K is more than γ. A K of 0 wants a
+    row that says so. vLLM counts the requests whose prompts are in the step too; here only those that decode count.
+    SpecsimError: no rows, a first one that does not begin at 1, rows that overlap, K below 0.
     """
 
     table: tuple[tuple[int, int, int], ...]
 
     def __post_init__(self) -> None:
         try:
-            rows = tuple((int(lo), int(hi), int(k)) for lo, hi, k in self.table)
+            rows = tuple(sorted((int(lo), int(hi), int(k)) for lo, hi, k in self.table))
         except (TypeError, ValueError) as error:
             raise SpecsimError(f"BatchSizeTable: expected rows (lo, hi, K), got {self.table!r}") from error
+        if not rows or rows[0][0] != 1:
+            told = rows[0] if rows else self.table
+            raise SpecsimError(f"BatchSizeTable: expected rows (lo, hi, K), the first of them from 1, got {told!r}")
         last = 0
-        for lo, hi, k in sorted(rows):
+        for lo, hi, k in rows:
             if not last < lo <= hi or k < 0:
                 expected = "expected rows (lo, hi, K) with 1 <= lo <= hi that do not overlap"
                 raise SpecsimError(f"BatchSizeTable: {expected}, got {(lo, hi, k)}")
             last = hi
         object.__setattr__(self, "table", rows)
 
-    @property
-    def gamma(self) -> int:
-        """The largest K."""
-        return max((k for _, _, k in self.table), default=0)
-
     def __call__(self, view: StepView) -> Lens:
         n = view.num_seqs
-        return np.full(n, next((k for lo, hi, k in self.table if lo <= n <= hi), 0))
+        return np.full(n, min(next(k for lo, _, k in reversed(self.table) if lo <= n), view.gamma))
 
 
 @dataclass(frozen=True, repr=False)
@@ -245,9 +246,8 @@ class DSparkAsync(BuiltIn):
         if self.newcomer != "mean":
             chance("DSparkAsync", "newcomer", self.newcomer, "0..1 or 'mean'")
         chance("DSparkAsync", "floor", self.floor, "a survival, 0 or more and below 1", below=1)
-        for field in ("fill", "reset"):
-            if not isinstance(getattr(self, field), bool | np.bool_):
-                raise SpecsimError(f"DSparkAsync: {field}: expected True or False, got {getattr(self, field)!r}")
+        truth("DSparkAsync", "fill", self.fill)
+        truth("DSparkAsync", "reset", self.reset)
 
     def start(self) -> Scheduler:
         """A fresh scheduler that remembers the survivals of the last steps."""
@@ -306,35 +306,48 @@ class DSparkAsync(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class LoadBlind(BuiltIn):
-    """vllm-ascend's budget, which knows nothing of load (vllm-project/vllm-ascend#13216).
+    """vllm-ascend's budget, which knows nothing of load (vllm-project/vllm-ascend#13216, #13819).
 
-    Every ``every`` steps the budget becomes the mean number of positions whose survival reached ``survival``,
-    rounded up, and at least ``least``; so many drafts a request, those that survive best, are verified.
+    K drafts a request: ``least`` of each block, and of the others as many as are left, those that survive best. In
+    every ``every``-th step K becomes the mean number of positions whose survival there reaches ``survival``, rounded
+    up; an even one below γ goes up by one (an even number of tokens to verify ran faster on their chips). Before that
+    K is ``first``; K is never more than γ. The rule and its numbers are those of ``DynamicSpecScheduler`` at commit
+    c78aafe (earlier ones had 0.7 and 50 steps).
+
+    The new K holds for the very blocks that it was counted on. Where drafts are sampled that is not lossless: whether
+    a token is verified then depends on the confidences of those after it, and so on itself. (With argmax drafts, the
+    default of that engine, nothing in a block is chance, and nothing leaks.) ``at_once=False`` lets K wait for the next
+    step, which keeps the target's distribution.
     """
 
     survival: float = 0.3
     every: int = 16
     least: int = 1
+    first: int = 5
+    at_once: bool = True
     needs_confidence = True
     replay = "approximate"
 
     def __post_init__(self) -> None:
+        chance("LoadBlind", "survival", self.survival)
         at_least("LoadBlind", "every", self.every, 1)
         at_least("LoadBlind", "least", self.least, 0)
-        chance("LoadBlind", "survival", self.survival)
+        at_least("LoadBlind", "first", self.first, 0)
+        truth("LoadBlind", "at_once", self.at_once)
 
     def start(self) -> Scheduler:
-        """A fresh scheduler; until its first budget it verifies whole blocks."""
-        seen: list[float] = []
-        budget: list[int] = []
+        """A fresh scheduler with its first budget."""
+        steps, budget = 0, self.first
 
         def schedule(view: StepView) -> Lens:
-            seen.append(float(np.count_nonzero(view.survival >= self.survival)) / view.num_seqs)
-            lens = top_k(view.survival, (budget[0] if budget else view.gamma) * view.num_seqs)
-            if len(seen) == self.every:
-                budget[:] = [max(int(np.ceil(sum(seen) / self.every)), self.least)]
-                seen.clear()
-            return lens
+            nonlocal steps, budget
+            n, gamma, before = view.num_seqs, view.gamma, budget
+            steps += 1
+            if steps % self.every == 0:
+                budget = -(-int(np.count_nonzero(view.survival >= self.survival)) // n)
+                budget += budget % 2 == 0 and budget < gamma
+            least, k = min(self.least, gamma), budget if self.at_once else before
+            return least + top_k(view.survival[:, least:], n * (k - least))
 
         return schedule
 
@@ -366,3 +379,9 @@ def chance(policy: str, field: str, value: Any, expected: str = "0..1", below: f
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (number and 0 <= value <= 1 and value < below):
         raise SpecsimError(f"{policy}: {field}: expected {expected}, got {value!r}")
+
+
+def truth(policy: str, field: str, value: Any) -> None:
+    """SpecsimError unless the ``policy``'s ``field`` is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise SpecsimError(f"{policy}: {field}: expected True or False, got {value!r}")

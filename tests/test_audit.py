@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import specsim as ss
-from specsim.audit.law import Asked, distance, output_law, target_law
+from specsim.audit.law import Asked, distance, distance_of, output_law, target_law
 from specsim.audit.models import Decoder, Instance, Size, drawn, from_drafter, of_head, plain, sps_shapes
 from specsim.audit.simpler import simplified
 from specsim.schedulers import (
@@ -52,7 +52,7 @@ LOSSLESS = [
     NoSpec(), MTP1(), StaticGamma(0), StaticGamma(2), StaticGamma(5), BatchSizeTable(((1, 1, 2), (2, 2, 1))),
     Threshold(0.5), Threshold(0.9), DSparkGreedy(), DSparkAsync(),
     DSparkAsync(staleness=1, newcomer="mean", reset=True), DSparkAsync(staleness=1, floor=0.3, least=1, fill=True),
-    LoadBlind(every=1),
+    LoadBlind(every=1, at_once=False), LoadBlind(every=1, at_once=False, least=0),
 ]  # fmt: skip
 
 
@@ -98,6 +98,29 @@ def test_the_appendix_is_found_by_itself():
     text = str(found)
     for line in ("  a            0.7     0.85", "draft token 1 is verified", "1 0.5 0.45", "total variation 0.15"):
         assert line in text
+
+
+def test_a_budget_used_on_the_blocks_it_was_counted_on_is_found():
+    """vllm-ascend's: with blocks of 3 the third tokens' confidences say whether second tokens are verified."""
+    case = ss.audit(LoadBlind(every=1), **FEW).counterexample
+    assert case.tv > 0.01
+    assert (case.instance.decoders[0].gamma, len(case.instance.decoders)) == (3, 2)
+
+
+@pytest.mark.parametrize("scheduler", [ss.DCut(), LoadBlind(every=1)], ids=repr)
+def test_nothing_leaks_where_drafts_are_the_drafters_argmax(scheduler):
+    """The confidence is the drafter's probability of its likeliest token; the target still draws."""
+    rng, worst = np.random.default_rng(0), {False: 0.0, True: 0.0}
+    for size in [Size(2, 2, 1, 1), Size(2, 3, 2, 1), Size(3, 2, 2, 1)] * 12:
+        sampled = drawn(size, "draft_prob", rng)
+        for argmax in worst:
+            decoders = tuple(
+                replace(d, drafter=tuple(np.eye(t.shape[-1])[t.argmax(-1)] for t in d.drafter)) if argmax else d
+                for d in sampled.decoders
+            )
+            worst[argmax] = max(worst[argmax], distance_of(replace(sampled, decoders=decoders), Asked(scheduler)))
+    assert worst[True] < 1e-12
+    assert worst[False] > 0.01
 
 
 @pytest.mark.parametrize("level", [0.1, 0.25, 0.5, 0.75, 0.9, 0.97])

@@ -643,7 +643,6 @@ def test_a_block_longer_than_the_drafters():
     broken(
         r"StaticGamma\(5\): gamma: expected at most 3, the block length of drafter 'always'", scheduler=StaticGamma(5)
     )
-    broken("gamma: expected at most 3", scheduler=BatchSizeTable(((1, 8, 1), (9, 20, 4))))
 
 
 def test_mtp1_wants_a_drafter_of_one():

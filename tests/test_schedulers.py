@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -75,11 +76,12 @@ def test_static_gamma_and_mtp1_verify_the_same_everywhere():
     assert NoSpec()(v).tolist() == [0, 0, 0]
 
 
-def test_batch_size_table_takes_the_row_that_fits():
-    table = BatchSizeTable(((1, 2, 4), (3, 3, 2), (5, 9, 1)))
-    lens = [table(view(np.full((n, 4), 0.5))).tolist() for n in (1, 2, 3, 4, 5, 9, 10)]
-    assert lens == [[4], [4, 4], [2] * 3, [0] * 4, [1] * 5, [1] * 9, [0] * 10]
-    assert table.gamma == 4
+def test_batch_size_table_takes_the_row_that_fits_or_the_one_before():
+    table = BatchSizeTable(((1, 2, 6), (3, 3, 2), (6, 9, 1), (20, 30, 0)))
+    lens = {n: table(view(np.full((n, 4), 0.5))).tolist() for n in (1, 2, 3, 4, 5, 6, 9, 10, 19, 20, 30, 31)}
+    k = {1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 1, 9: 1, 10: 1, 19: 1, 20: 0, 30: 0, 31: 0}  # 6 is more than γ
+    assert lens == {n: [k[n]] * n for n in lens}
+    assert BatchSizeTable(((3, 9, 1), (1, 2, 3))) == BatchSizeTable([(1, 2, 3), (3, 9, 1)])
 
 
 def test_threshold_stops_at_the_first_confidence_below():
@@ -104,6 +106,11 @@ def test_a_views_confidence_follows_from_its_survival():
         (lambda: Threshold(float("nan")), "Threshold: confidence"),
         (lambda: BatchSizeTable(((3, 1, 2),)), r"BatchSizeTable: expected rows .*\(3, 1, 2\)"),
         (lambda: BatchSizeTable(((1, 2),)), "BatchSizeTable: expected rows"),
+        (
+            lambda: BatchSizeTable(((9, 9, 0), (2, 8, 3))),
+            r"BatchSizeTable: .* of them from 1, got \(2, 8, 3\)",
+        ),
+        (lambda: BatchSizeTable(()), r"BatchSizeTable: .* of them from 1, got \(\)"),
         (lambda: DSparkAsync(staleness=0), "DSparkAsync: staleness: expected a whole number, 1 or more, got 0"),
         (lambda: DSparkAsync(newcomer=1.5), "DSparkAsync: newcomer"),
         (lambda: DSparkAsync(newcomer="median"), "DSparkAsync: newcomer: .*'median'"),
@@ -484,19 +491,51 @@ def test_what_engines_add_has_bounds(fields, says):
 
 def test_load_blind_budgets_by_what_survived_and_not_by_price():
     free, dear = (lambda b: np.ones_like(b, dtype=float)), (lambda b: np.asarray(b, dtype=float) ** 9)
-    schedule = LoadBlind(survival=0.5, every=2).start()
-    sure, unsure = [[0.9, 0.8, 0.2], [0.9, 0.1, 0.1]], [[0.9, 0.6, 0.6], [0.4, 0.1, 0.1]]
-    assert schedule(view(sure, dear)).tolist() == [3, 3]
-    assert schedule(view(unsure, dear)).tolist() == [3, 3]  # positions at 0.5 or more: 3 and 3 of two requests
+    sure, unsure = [[0.9, 0.8, 0.7, 0.6], [0.6, 0.6, 0.5, 0.2]], [[0.9, 0.6, 0.2, 0.2], [0.4, 0.1, 0.1, 0.0]]
     for prices in (free, dear):
-        assert schedule(view(sure, prices)).tolist() == [3, 1]  # ceil(1.5) each: the best four
-    assert schedule(view([[0.9, 0.8, 0.7], [0.1, 0.1, 0.1]], free)).tolist() == [3, 1]
-    poor = LoadBlind(every=1).start()
-    poor(view([[0.1, 0.0]], free))
-    assert poor(view([[0.1, 0.0]], free)).tolist() == [1]
+        schedule = LoadBlind(survival=0.5, every=2, first=2).start()
+        assert schedule(view(sure, prices)).tolist() == [3, 1]  # the first budget; one of each go first
+        assert schedule(view(unsure, prices)).tolist() == [1, 1]  # 2 of two requests at 0.5 or more: 1 each, at once
+        assert schedule(view(sure, prices)).tolist() == [1, 1]
+        assert schedule(view(sure, prices)).tolist() == [4, 4]  # 7 of two: 4, as many as γ
+        assert schedule(view(unsure, prices)).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("row", "k"),
+    [([0.2, 0.1, 0.1, 0.1], 1), ([0.3, 0.2, 0.1, 0.1], 1), ([0.9, 0.3, 0.2, 0.1], 3), ([0.9, 0.9, 0.3, 0.1], 3),
+     ([0.9, 0.9, 0.9, 0.9], 4)],
+)  # fmt: skip
+def test_load_blind_makes_even_budgets_odd_below_the_block(row, k):
+    """At 0.3 or more: 0 and 2 become 1 and 3; 4 is γ."""
+    assert LoadBlind(every=1).start()(view([row])).tolist() == [k]
+    later = LoadBlind(every=1, first=2, at_once=False).start()
+    assert [later(view([row])).tolist() for _ in range(2)] == [[2], [k]]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), gamma=st.integers(1, 8), least=st.integers(0, 3), at_once=st.booleans())
+def test_load_blind_by_its_words(seed, gamma, least, at_once):
+    """The budget from every third step alone, spread over what lies beyond ``least`` of every block."""
+    rng, schedule = np.random.default_rng(seed), LoadBlind(0.4, 3, least, 5, at_once).start()
+    k = 5
+    for step in range(1, 10):
+        survival = np.cumprod(rng.uniform(0.4, 1.0, (int(rng.integers(1, 6)), gamma)), axis=1)
+        counted = k
+        if step % 3 == 0:
+            counted = math.ceil(sum(s >= 0.4 for row in survival.tolist() for s in row) / len(survival))
+            if counted % 2 == 0 and counted < gamma:
+                counted += 1
+        used = min(counted if at_once else k, gamma)
+        k, floor = counted, min(least, gamma)
+        want = floor + np.array(brute_top_k(survival[:, floor:], max(used - floor, 0) * len(survival)))
+        assert schedule(view(survival)).tolist() == want.tolist()
+
+
+def test_load_blinds_fields_have_bounds():
     with pytest.raises(TypeError, match=r"call start\(\)"):
         LoadBlind()(view([[0.5]]))
-    for field, value in (("every", 0), ("least", -1), ("survival", 1.5)):
+    for field, value in (("every", 0), ("least", -1), ("first", 1.5), ("survival", 1.5), ("at_once", 1)):
         with pytest.raises(SpecsimError, match=f"LoadBlind: {field}: expected"):
             LoadBlind(**{field: value})
 
@@ -608,7 +647,7 @@ def test_a_scheduler_that_uses_one_array_again_does_not_rewrite_history():
     assert history == [[], [[1, 1]], [[1, 1], [2, 2]]]
 
 
-@pytest.mark.parametrize("scheduler", [StaticGamma(4), StaticGamma(np.int64(4)), BatchSizeTable(((1, 9, 4),))])
+@pytest.mark.parametrize("scheduler", [StaticGamma(4), StaticGamma(np.int64(4))])
 def test_a_block_longer_than_the_drafters_is_refused(scheduler):
     with pytest.raises(SpecsimError, match=r"gamma: expected at most 3, the block length of drafter 'always'"):
         tiny_run(scheduler)

@@ -22,7 +22,6 @@ from specsim.engine import Scenario, simulate
 from specsim.metrics import summarize
 from specsim.schedulers import (
     MTP1,
-    BatchSizeTable,
     BuiltIn,
     DSparkAsync,
     DSparkGreedy,
@@ -233,7 +232,7 @@ def test_what_an_engine_asks_of_a_scheduler_it_asks_of_the_one_inside():
     assert WrongCost(Oracle()).oracle
     assert fresh(WrongCost(Oracle()))(v).tolist() == [1, 3]
     assert WrongCost(MTP1()).exact_gamma == 1
-    assert WrongCost(BatchSizeTable(((1, 4, 3),))).gamma == 3
+    assert WrongCost(StaticGamma(3)).gamma == 3
     assert (WrongCost(DSparkGreedy()).synchronous, WrongCost(DSparkAsync()).synchronous) == (True, False)
     assert WrongCost(half).uses_previous  # as for any scheduler that does not say
     assert repr(WrongCost(half)) == "WrongCost(half)"
