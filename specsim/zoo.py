@@ -7,7 +7,8 @@ is any of them on ``Scenario(calibrated=False)``, or with ``--raw-confidence``.
 
 Papers that stop drafting early are told here as what is verified: a block is drafted whole, and paid for. Where
 they take the drafter's own probability for a confidence, a scheduler here takes what the trace has (its meta's
-``confidence_source``), and what :class:`DCut` says of losing the target's distribution goes for TETRIS too.
+``confidence_source``), and what :class:`DCut` says of losing the target's distribution where drafts are sampled goes
+for TETRIS too.
 WrongCost is no one's proposal but a question to ask of the others.
 """
 
@@ -113,9 +114,10 @@ class DCut(GlobalArgmax):
     """The most expected tokens a second over all budgets, by the drafter's softmax (vllm-project/vllm#47131, #44885).
 
     It is GlobalArgmax: what differs is the confidence, so give it a trace whose ``confidence_source`` is
-    ``draft_prob``. There c_k is p_d(x_k), known only once x_k is drawn, and whether x_k is verified depends on x_k
-    itself: at temperature 1 the output leaves the target's distribution even if the search stopped early. At
-    temperature 0, where drafter and target have no choice, it is lossless.
+    ``draft_prob``. Where drafts are sampled, c_k is p_d(x_k), known only once x_k is drawn, and whether x_k is verified
+    depends on x_k itself: the output leaves the target's distribution even if the search stopped early. Where drafts
+    are the drafter's argmax (vLLM's default: ``draft_sample_method`` "greedy", vllm-project/vllm#16899), a block and
+    its confidences follow from the text before it, and DCut is lossless at any temperature of the target.
     """
 
 

@@ -27,7 +27,7 @@ def audit(
         typer.Option(
             "--confidence",
             help="What it is told of draft token k: head (a function of the tokens before k) or draft_prob (the "
-            "drafter's probability of token k).",
+            "drafter's probability of token k, drafts being sampled).",
         ),
     ] = "head",
     instances: Annotated[
