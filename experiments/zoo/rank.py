@@ -49,7 +49,7 @@ REFERENCE = "DSparkAsync"
 GROUPS = {
     "one length, told": ("NoSpec", "StaticGamma(1)", "StaticGamma(3)", "StaticGamma(γ)", "BatchSizeTable"),
     "one length, learned": ("SmartSpec", "GammaBandit"),
-    "confidence, no price": ("Threshold(0.5)", "SpecDecPP", "LoadBlind, next step", "TETRIS(64)"),
+    "confidence, no price": ("Threshold(0.5)", "SpecDecPP", "LoadBlind(next step)", "TETRIS(64)"),
     "confidence and price": ("DSparkGreedy", "DSparkAsync(1)", REFERENCE),
     "not lossless": ("GlobalArgmax", "LoadBlind", "DCut"),
     "DSparkAsync, misled": ("flat price", "drafts at half price", "drafts at twice", "stale price", "no calibration"),
@@ -105,7 +105,7 @@ def policies(setting: Setting, users: int, profile: Profile, drafter: Drafter) -
         "GammaBandit": GammaBandit(),
         "Threshold(0.5)": Threshold(0.5),
         "SpecDecPP": SpecDecPP(),
-        "LoadBlind, next step": LoadBlind(at_once=False),
+        "LoadBlind(next step)": LoadBlind(at_once=False),
         "TETRIS(64)": TETRIS(64),
         "DSparkGreedy": DSparkGreedy(),
         "DSparkAsync(1)": DSparkAsync(staleness=1),
