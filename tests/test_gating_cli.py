@@ -145,6 +145,17 @@ def test_other_seeds_are_compared_as_independent(run: Run, tmp_path: Path) -> No
     assert "4 seeds, independent" in text
 
 
+def test_one_scenario_file_serves_the_verbs_that_sweep(run: Run, tmp_path: Path) -> None:
+    file, out = tmp_path / "s.toml", tmp_path / "out"
+    few = f'trace = "{TRACE}"\nclosed = [2]\nnum_requests = 20\noutput_tokens = 16\njobs = 1\nseeds = 2\n'
+    file.write_text(f'profile = "{PROFILE}"\n{few}sla = [50, 80]\nbase = "NoSpec()"\n')
+    for verb, path in (("sweep", out), ("pareto", out), ("baseline", tmp_path / "b.json"), ("report", out / "r.html")):
+        assert run(verb, "--scenario", file, "--out", path)[::2] == (0, ""), verb
+    assert read_baseline(tmp_path / "b.json").floors == [50, 80]
+    file.write_text(file.read_text() + "slaa = 80\n")
+    assert "slaa: not an option of specsim sweep" in mistake(run, "sweep", "--scenario", file)
+
+
 def test_a_sweeps_folder_will_do(run: Run, tmp_path: Path) -> None:
     code, _, err = run(
         "sweep", "--profile", PROFILE, "--trace", TRACE, *LOAD, "-s", "NoSpec", "--out", tmp_path / "out"
