@@ -39,7 +39,8 @@ def scheduler_name(scheduler: Any) -> str:
 def told_twice(label: str, schedulers: Iterable[Any]) -> str:
     """What to say where all of ``schedulers`` have this label, and what helps where it tells no settings."""
     text = f"policy {label} is given twice: labels tell results apart"
-    if any(type(s).__repr__ is object.__repr__ for s in schedulers):
+    kinds: list[Any] = [type(s) for s in schedulers]
+    if any(kind.__repr__ is object.__repr__ for kind in kinds):
         text += "; two settings of a class cannot be told apart: give it a __repr__, a dataclass has one"
     return text
 
