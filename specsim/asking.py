@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,15 @@ def scheduler_name(scheduler: Any) -> str:
     if f" at {hex(id(scheduler))}" in label:  # object's own repr
         return kind
     return " ".join(re.sub(r" at 0x[0-9a-f]+\b", "", label).split()) or kind
+
+
+def told_twice(label: str, schedulers: Iterable[Any]) -> str:
+    """What to say where all of ``schedulers`` have this label, and what helps where it tells no settings."""
+    text = f"policy {label} is given twice: labels tell results apart"
+    kinds: list[Any] = [type(s) for s in schedulers]
+    if any(kind.__repr__ is object.__repr__ for kind in kinds):
+        text += "; two settings of a class cannot be told apart: give it a __repr__, a dataclass has one"
+    return text
 
 
 def check_callable(scheduler: Any) -> None:

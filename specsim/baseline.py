@@ -246,7 +246,8 @@ def read_baseline(path: str | Path) -> Baseline:
 def read_results(path: Path) -> pd.DataFrame:
     """Return the table of a sweep's results.parquet; SpecsimError if ``path`` is none."""
     try:
-        return pd.read_parquet(path)
+        with open(path, "rb") as file:  # ours: pandas' own error has no reason, only the path again
+            return pd.read_parquet(file)
     except OSError as error:
         raise SpecsimError(f"{path}: cannot read: {error.strerror or error}") from error
     except ValueError as error:

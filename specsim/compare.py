@@ -5,11 +5,12 @@ Every number is read off each seed's own front (linear between adjacent loads, n
 the dominated area; and τ and verified tokens, averaged over loads. Only loads that both files hold take part.
 Where even the highest load lies above a floor, its throughput is compared: neither file tells what more would sell.
 
-The test is Student's t on the means over seeds: on the differences seed by seed where both files hold (half of) the
-same seeds, Welch's where they do not. With m numbers in all, each is tested at level/m (Bonferroni), so that a
-comparison of equals fails with at most the probability ``level``, however the numbers hang together. A number is a
-regression if its loss is beyond its tolerance and beyond that noise. Numbers without any noise (NoSpec of fixed
-lengths) are compared as they are: equal to one part in 10⁹, or changed.
+The test is Student's t on the means over seeds: on the differences seed by seed where enough seeds are in both files
+(chosen by the seeds alone, never by the numbers), Welch's where not. With m numbers in all, each is tested at level/m
+(Bonferroni), so that a comparison of equals fails with at most the probability ``level``, however the numbers hang
+together. A number is a regression if its loss is beyond its tolerance and beyond that noise. Numbers without any noise
+(NoSpec of fixed lengths) are compared as they are: equal to one part in 10⁹, or changed. A number that fell beyond its
+tolerance while its noise hides a tenth or more leaves the comparison undecided: it does not pass, it asks for seeds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.baseline import Baseline, Runs, spans
+from specsim.likeness import inputs
 from specsim.pareto import CONFIDENCE, best_where, dominated
 from specsim.types import SpecsimError
 
@@ -30,12 +32,19 @@ TOLERANCES: Mapping[str, float | None] = {
 }  # fmt: skip
 """The loss that is nobody's concern, by metric. None: told, but never a failure."""
 LEVEL = 0.01
+LEAST_LEVEL = 1e-6
+"""Below this hardly any loss could fail: no gate."""
+HIDDEN = 0.1
+"""A noise beyond which a number tells too little: fallen beyond its tolerance it is undecided, else it is warned of."""
+PAIRS = 4
+"""Seeds in both files that are enough to pair by them; with fewer, of few degrees of freedom, all seeds tell more."""
 SHARES = (0.5, 0.8)
 """Shares of BASE's greatest throughput at which interactivity is compared."""
 DUST = 1e-9
 """Relative differences that are rounding, not change."""
 
 LOSS, GAIN, MOVED, SMALL, NOISE, SAME, UNREAD = "regression", "gain", "moved", "small", "noise", "same", "unread"
+UNDECIDED, GONE = "undecided", "gone"
 
 Array = NDArray[np.float64]
 NAN = math.nan
@@ -49,7 +58,9 @@ class Change:
     less), ``half`` the half-width of its 95 % interval, ``noise`` the smallest change that noise does not explain at
     the family's level (both relative, 0 without noise), ``p`` the probability of such a loss (of a metric of no
     direction: such a change) without any. ``verdict``: "regression"; "gain"; "moved" (beyond noise, of a metric of no
-    direction); "small" (beyond noise, not beyond tolerance); "noise"; "same"; or "unread", with the ``reason``.
+    direction); "small" (beyond noise, not beyond tolerance); "undecided" (beyond tolerance, within a noise of more than
+    HIDDEN); "noise"; "same"; "gone" (BASE has the number, NEW does not) or "unread", both with the ``reason``; the mean
+    of a side of which not every run has the number is NaN then.
     """
 
     policy: str
@@ -68,11 +79,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of it. ``gone``: a line for each policy that NEW lacks; ``notes``: what else differs or was left out.
+    """What came of it. ``gone``: a line for each policy that NEW lacks, or lacks loads of.
 
+    ``notes``: what else differs or was left out.
     ``inputs``: a line for each thing that the two were made from and that differs; ``unlike``: those of them by which
     the two are not like with like ("--profile", "--gamma", "the workload"), not the content of a file of one name.
-    ``tests`` numbers were tested, each at ``level / tests``; ``paired``: seed by seed.
+    ``tests`` numbers were tested, each at ``level / tests``; ``paired``: seed by seed; ``seeds``: of BASE and of NEW.
     """
 
     changes: list[Change]
@@ -81,30 +93,52 @@ class Comparison:
     level: float
     tests: int
     paired: bool
-    seeds: int
+    seeds: tuple[int, int]
     floors: list[float]
     inputs: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
 
     @property
     def regressions(self) -> list[Change]:
-        """The changes that fail the comparison."""
+        """The changes that fail the comparison by what they are."""
         return [c for c in self.changes if c.verdict == LOSS]
 
     @property
+    def lost(self) -> list[Change]:
+        """The numbers that NEW lacks: they fail it too."""
+        return [c for c in self.changes if c.verdict == GONE]
+
+    @property
+    def undecided(self) -> list[Change]:
+        """The numbers that fell beyond their tolerance within a noise that hides too much."""
+        return [c for c in self.changes if c.verdict == UNDECIDED]
+
+    @property
+    def hidden(self) -> list[Change]:
+        """The numbers that did not fail while losses of more than HIDDEN would not have been seen in them."""
+        seen = (LOSS, UNDECIDED, SAME, GONE, UNREAD)
+        return [c for c in self.changes if c.tolerance is not None and c.noise > HIDDEN and c.verdict not in seen]
+
+    @property
     def failed(self) -> bool:
-        """Whether there is a regression, or a policy is gone."""
-        return bool(self.gone or self.regressions)
+        """Whether there is a regression, or a policy, a load or a number is gone."""
+        return bool(self.gone or self.lost or self.regressions)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it neither failed nor is undecided."""
+        return not self.failed and not self.undecided
 
     @property
     def identical(self) -> bool:
-        """Whether every number that could be read is the same and no policy is gone or unread."""
-        return not self.gone and all(c.verdict in (SAME, UNREAD) for c in self.changes)
+        """Whether nothing is gone, and every number is the same or was read on neither side."""
+        others = [c for c in self.changes if c.verdict != SAME]
+        return not self.gone and all(c.verdict == UNREAD and math.isnan(c.base) and math.isnan(c.new) for c in others)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A number's value in every seed of both sides, or none of them and the reason."""
+    """A number's value in every seed of both sides (NaN or −∞: has none), or the reason why it is not compared."""
 
     policy: str
     metric: str
@@ -112,10 +146,24 @@ class _Sample:
     base: Array = field(default_factory=lambda: np.empty(0))
     new: Array = field(default_factory=lambda: np.empty(0))
     reason: str = ""
+    is_gone: bool = False
 
     @property
     def is_read(self) -> bool:
-        return len(self.base) > 0 and bool(np.isfinite(self.base).all() and np.isfinite(self.new).all())
+        return not self.reason and bool(np.isfinite(self.base).all() and np.isfinite(self.new).all())
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    """Whether seeds are paired, and the columns of each side that take part.
+
+    ``twins``: where in them the seeds of one side that the other has too stand, if those are all that it has: where
+    they agree, the two are the same, though too few to be paired.
+    """
+
+    paired: bool
+    columns: tuple[list[int], list[int]]
+    twins: tuple[list[int], list[int]] | None = None
 
 
 def compare(
@@ -132,14 +180,14 @@ def compare(
     ``floors``: of interactivity, tok/s/user (None: those that BASE names); ``tolerances`` replace those of TOLERANCES,
     by metric; ``level``: the probability that two runs of the same thing fail; ``x``: "interactivity_p50" or "_p10".
 
-    Raises SpecsimError for unknown metrics, workloads of different kinds, and fewer than two seeds on a side.
+    Raises SpecsimError for unknown metrics, workloads of different kinds, fewer than two seeds on a side, and where
+    no number can be compared though nothing is gone.
     """
     allowed = {**TOLERANCES, **(tolerances or {})}
     _check(base, new, allowed, level)
     chosen = base.floors if floors is None else list(floors)
-    paired, seeds = _seeds(base, new)
-    columns = ([base.seeds.index(s) for s in seeds[0]], [new.seeds.index(s) for s in seeds[1]])
-    gone, notes = [], _notes(base, new, paired)
+    seeds = _seeds(base, new)
+    gone, notes = [], _notes(base, new, seeds.paired)
     samples: list[_Sample] = []
     for policy in base.policies:
         before, after = _by_load(base, policy), _by_load(new, policy)
@@ -149,18 +197,23 @@ def compare(
         elif not common:
             gone.append(f"{policy}: no load in NEW that BASE has ({_loads(before)} in BASE, {_loads(after)} in NEW)")
         else:
-            for where, loads in (("BASE", before.keys() - after.keys()), ("NEW", after.keys() - before.keys())):
-                if loads:
-                    notes.append(f"{policy}: loads in {where} alone, left out: {_loads(loads)}")
+            if lost := before.keys() - after.keys():
+                gone.append(f"{policy}: in BASE and not in NEW: load{'s' * (len(lost) > 1)} {_loads(lost)}")
+            if added := after.keys() - before.keys():
+                notes.append(f"{policy}: loads in NEW alone, left out: {_loads(added)}")
             sides = [
                 {m: np.array([runs[load].values(m)[at] for load in common]) for m in (x, "throughput", *_MEANS)}
-                for runs, at in zip((before, after), columns, strict=True)
+                for runs, at in zip((before, after), seeds.columns, strict=True)
             ]
             samples += _samples(policy, sides[0], sides[1], chosen, x)
     notes += [f"{policy} is new: nothing to compare it with" for policy in new.policies if policy not in base.policies]
     tests = sum(s.is_read for s in samples)
-    changes = [_judge(s, allowed[s.metric], level / max(tests, 1), paired) for s in samples]
-    return Comparison(changes, gone, notes, level, tests, paired, len(seeds[0]), chosen, *_inputs(base, new))
+    changes = [_judge(s, allowed[s.metric], level / max(tests, 1), seeds) for s in samples]
+    counts = (len(seeds.columns[0]), len(seeds.columns[1]))
+    found = Comparison(changes, gone, notes, level, tests, seeds.paired, counts, chosen, *inputs(base, new))
+    if not tests and not found.failed:
+        raise SpecsimError("runs: no number to compare: expected one that every run of a policy has in BASE and in NEW")
+    return found
 
 
 _MEANS = ("tau", "verified_tokens")
@@ -172,24 +225,27 @@ def _check(base: Baseline, new: Baseline, allowed: Mapping[str, float | None], l
             raise SpecsimError(f"tolerance: {metric!r} is not one of {', '.join(TOLERANCES)}")
         if tolerance is not None and not tolerance >= 0:
             raise SpecsimError(f"tolerance: {metric}: expected a share, 0 or more, got {tolerance}")
-    if not 0 < level < 1:
-        raise SpecsimError(f"level: expected a probability between 0 and 1, got {level}")
+    if not LEAST_LEVEL <= level < 1:
+        raise SpecsimError(f"level: expected a probability of {LEAST_LEVEL:g} or more, below 1, got {level}")
     kinds = [side.kind(side.runs[0]) for side in (base, new)]
     if kinds[0] != kinds[1]:
         raise SpecsimError(f"workload: {kinds[0]} in BASE, {kinds[1]} in NEW, expected one kind: loads do not compare")
 
 
-def _seeds(base: Baseline, new: Baseline) -> tuple[bool, tuple[list[int], list[int]]]:
-    """Whether seeds are paired, and those of each side that take part."""
+def _seeds(base: Baseline, new: Baseline) -> _Seeds:
+    """Which seeds take part, and how: by the seeds alone. Choosing by the numbers would raise the rate of alarms."""
     common = [s for s in base.seeds if s in new.seeds]
-    if len(common) >= 2 and 2 * len(common) >= min(len(base.seeds), len(new.seeds)):
-        return True, (common, common)
+    least, most = sorted((len(base.seeds), len(new.seeds)))
     for name, side in (("BASE", base), ("NEW", new)):
         if len(side.seeds) < 2:
             raise SpecsimError(
                 f"seeds: {len(side.seeds)} in {name}, expected two or more: one tells nothing of the noise"
             )
-    return False, (base.seeds, new.seeds)
+    twins = ([base.seeds.index(s) for s in common], [new.seeds.index(s) for s in common])
+    if len(common) == most or (len(common) >= PAIRS and 2 * len(common) >= least):
+        return _Seeds(True, twins)
+    everyone = (list(range(len(base.seeds))), list(range(len(new.seeds))))
+    return _Seeds(False, everyone, twins if len(common) == least else None)
 
 
 def _by_load(side: Baseline, policy: str) -> dict[float, Runs]:
@@ -219,7 +275,16 @@ def _samples(
     for metric in _MEANS:
         label = {"tau": "τ", "verified_tokens": "verified tokens"}[metric]
         found.append(_Sample(policy, metric, label, base[metric].mean(axis=0), new[metric].mean(axis=0)))
-    return [s if s.is_read or s.reason else replace(s, reason="not every run has the number") for s in found]
+    return [s if s.is_read or s.reason else _missing(s) for s in found]
+
+
+def _missing(sample: _Sample) -> _Sample:
+    """Why a number is not read; it is gone where fewer of NEW's runs have it than of BASE's."""
+    base, new = (np.isfinite(side).mean() for side in (sample.base, sample.new))
+    if new < base:
+        return replace(sample, reason=f"{'not every' if new else 'no'} run of NEW has the number", is_gone=True)
+    whose = " of BASE" if new == 1 else ""
+    return replace(sample, reason=f"not every run{whose} has the number")
 
 
 def _each(side: Mapping[str, Array], u: str, v: str, read: Callable[[Array, Array], float]) -> Array:
@@ -238,27 +303,36 @@ def _reach(
     """
     keep, give = axes
     before, after = (_each(side, keep, give, lambda u, v: best_where(u, v, floor)) for side in (base, new))
-    if np.isnan(before).any() or np.isnan(after).any() or not math.isfinite(floor):
+    if not math.isfinite(floor):  # a share of a throughput that BASE lacks
+        return replace(sample, base=np.full_like(before, NAN), new=np.full_like(after, NAN))
+    sample = replace(sample, base=before, new=after)
+    if np.isnan(before).any():
         return sample
     if np.isneginf(before).any():
         some = "not every seed" if np.isfinite(before).any() else "no load measured"
         gains = " (NEW does)" if np.isfinite(after).all() else ""
         return replace(sample, reason=f"in BASE {some} has {floor:,.4g} or more{gains}")
-    if np.isfinite(after).all():
-        return replace(sample, base=before, new=after)
+    if np.isfinite(after).all() or np.isnan(after).any():
+        return sample
     lost = f"{sample.label}: no longer reached; {end}"
     return replace(sample, label=lost, base=base[keep].max(axis=0), new=new[keep].max(axis=0))
 
 
-def _judge(sample: _Sample, tolerance: float | None, level: float, paired: bool) -> Change:
+def _judge(sample: _Sample, tolerance: float | None, level: float, seeds: _Seeds) -> Change:
     """Test one number at ``level``, one-sided against a loss unless its metric has no direction."""
     from scipy.special import stdtr, stdtrit  # Student's t without the second that scipy.stats takes to load
 
     out = Change(sample.policy, sample.metric, sample.label, tolerance, reason=sample.reason)
     if not sample.is_read:
-        return out
-    base, new = float(sample.base.mean()), float(sample.new.mean())
-    delta, error, freedom = _difference(sample.base, sample.new, paired)
+        verdict = GONE if sample.is_gone else UNREAD
+        return replace(out, base=_mean(sample.base), new=_mean(sample.new), verdict=verdict)
+    befores, afters, paired = sample.base, sample.new, seeds.paired
+    if seeds.twins is not None:
+        twins = befores[seeds.twins[0]], afters[seeds.twins[1]]
+        if np.allclose(*twins, rtol=DUST, atol=0.0):
+            befores, afters, paired = *twins, True
+    base, new = float(befores.mean()), float(afters.mean())
+    delta, error, freedom = _difference(befores, afters, paired)
     scale = max(abs(base), abs(new))
     if scale == 0:
         return replace(out, base=base, new=new, change=0.0, half=0.0, noise=0.0, p=1.0, verdict=SAME)
@@ -278,7 +352,8 @@ def _judge(sample: _Sample, tolerance: float | None, level: float, paired: bool)
     if abs(delta) <= DUST * scale and error <= DUST * scale:
         verdict = SAME
     elif not is_real:
-        verdict = NOISE
+        fell = beyond and (both_ways or delta < 0)
+        verdict = UNDECIDED if fell and noise > HIDDEN else NOISE
     elif tolerance is None:
         verdict = MOVED
     elif not beyond:
@@ -286,6 +361,11 @@ def _judge(sample: _Sample, tolerance: float | None, level: float, paired: bool)
     else:
         verdict = LOSS if both_ways or delta < 0 else GAIN
     return replace(out, base=base, new=new, change=change, half=half, noise=noise, p=p, verdict=verdict)
+
+
+def _mean(values: Array) -> float:
+    """The mean, NaN where there is not a number for each seed."""
+    return float(values.mean()) if np.isfinite(values).all() else NAN
 
 
 def _difference(base: Array, new: Array, paired: bool) -> tuple[float, float, float]:
@@ -304,59 +384,10 @@ def _notes(base: Baseline, new: Baseline, paired: bool) -> list[str]:
     """What differs between the two files besides their numbers and what they were made from."""
     notes = []
     if base.seeds != new.seeds:
-        how = "paired by those in both" if paired else "compared as independent samples"
+        some = any(s in new.seeds for s in base.seeds)
+        how = "compared as independent samples" + ", those in both are too few to pair" * some
+        how = "paired by those in both" if paired else how
         notes.append(f"seeds {spans(base.seeds)} in BASE, {spans(new.seeds)} in NEW: {how}")
     if base.specsim != new.specsim and base.specsim and new.specsim:
         notes.append(f"specsim {base.specsim} in BASE, {new.specsim} in NEW")
     return notes
-
-
-LOADS = ("closed", "poisson", "ramp", "rate")
-"""Settings that say which loads there are: they are matched one by one, and those of one side alone are told."""
-
-
-def _inputs(base: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
-    """What the two were made from and differs, a line each; and by what of it they are not like with like."""
-    lines, unlike = [], []
-    before, after = _files(base), _files(new)
-    for option in sorted(before.keys() | after.keys()) if before and after else ():
-        one, two = before.get(option, {}), after.get(option, {})
-        for name in sorted(one.keys() & two.keys()):
-            if one[name] != two[name]:
-                told = [" ".join(sorted(side[name])) for side in (one, two)]
-                lines.append(f"{option} {name}: its content differs (sha256 {told[0]} in BASE, {told[1]} in NEW)")
-        alone = [
-            {name: side[name] for name in sorted(side.keys() - other.keys())}
-            for side, other in ((one, two), (two, one))
-        ]
-        if set().union(*alone[0].values()) != set().union(*alone[1].values()):  # not the same under another name
-            names = [", ".join(side) or "none" for side in alone]
-            lines.append(f"{option}: {names[0]} in BASE, {names[1]} in NEW")
-            unlike += [option] * (option != "--scheduler")  # policies are matched by their labels
-    if base.profiles and new.profiles and base.profiles != new.profiles and "--profile" not in unlike:
-        lines.append(f"profile: {', '.join(base.profiles)} in BASE, {', '.join(new.profiles)} in NEW")
-        unlike.append("the profile")
-    for name in sorted(base.settings.keys() | new.settings.keys()) if base.settings and new.settings else ():
-        was, now = (side.settings.get(name, "default") for side in (base, new))
-        if was != now:
-            option = f"--{name.replace('_', '-')}"
-            lines.append(f"{option}: {was} in BASE, {now} in NEW")
-            unlike += [option] * (name not in LOADS)
-    labels = {run.load: run.workload for run in base.runs}
-    other = {run.load: run.workload for run in new.runs if run.load in labels}
-    for load, label in sorted(other.items()):
-        if label != labels[load]:
-            lines.append(f"load {load:g}: workload {labels[load]!r} in BASE, {label!r} in NEW")
-            unlike += ["the workload"] * ("the workload" not in unlike)
-    for where, side in (("BASE", base), ("NEW", new)):
-        if not side.inputs and not side.settings:
-            lines.append(f"{where} does not tell what it was made from: the same files and options are assumed")
-    return lines, unlike
-
-
-def _files(side: Baseline) -> dict[str, dict[str, set[str]]]:
-    """The beginnings of the hashes of a side's inputs, by option and name (two folders may hold the same name)."""
-    found: dict[str, dict[str, set[str]]] = {}
-    for item in side.inputs:
-        found.setdefault(item.option, {}).setdefault(item.name, set()).add(item.sha256[:8])
-    return found

@@ -97,7 +97,9 @@ def pareto(df: pd.DataFrame, domain: str = "all", x: str = "interactivity_p50", 
     """
     for column in (*KEYS, x, y):
         if column not in df.columns:
-            raise SpecsimError(f"sweep: no column {column!r}, expected {', '.join((*KEYS, x, y))}")
+            numbers = [c for c in df.select_dtypes("number").columns if c not in KEYS]
+            wanted = ", ".join(map(str, KEYS if column in KEYS else numbers)) or "a metric"
+            raise SpecsimError(f"sweep: no column {column!r}, expected {wanted}")
     if df.empty:
         raise SpecsimError("sweep: no rows, expected one a policy, load, seed and domain")
     for column in ("load", x, y):

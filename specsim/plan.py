@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from specsim.asking import scheduler_name
+from specsim.asking import scheduler_name, told_twice
 from specsim.capacity import Capacity, Case, Trials, find
 from specsim.engine import Policy, Scenario
 from specsim.hardware import Profile
@@ -163,10 +163,11 @@ def _prices(given: float | Sequence[float] | None, profiles: list[Profile]) -> l
 
 
 def _cases(base: Scenario, policies: Sequence[Any]) -> list[tuple[str, Case]]:
-    labels = [repr(p if isinstance(p, Policy) else Policy(p)) for p in policies]
+    pairs = [p if isinstance(p, Policy) else Policy(p) for p in policies]
+    labels = [repr(p) for p in pairs]
     for label in labels:
         if labels.count(label) > 1:
-            raise SpecsimError(f"plan: policy {label} is given twice")
+            raise SpecsimError(f"plan: {told_twice(label, [p.scheduler for p in pairs if repr(p) == label])}")
     return [
         (label, Case(f"{label} on {base.profile.name}", base.with_policy(p)))
         for label, p in zip(labels, policies, strict=True)

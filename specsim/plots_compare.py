@@ -6,7 +6,7 @@ It shares the palette of :mod:`specsim.plots`; save it with its ``save_figure``.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def plot_compare(
     base: Baseline,
     new: Baseline,
     floors: Iterable[float] = (),
-    worse: Sequence[str] = (),
+    marks: Mapping[str, str] | None = None,
     *,
     x: str = "interactivity_p50",
     title: str | None = None,
@@ -33,8 +33,9 @@ def plot_compare(
 ) -> Figure:
     """Return a figure of both fronts, throughput against ``x``, a colour and a marker a policy: means over seeds.
 
-    BASE is dashed with hollow marks, NEW solid; ``floors`` (tok/s/user) are dashed vertical lines; the policies in
-    ``worse`` are told of in the legend; ``notes`` go below.
+    BASE is dashed with hollow marks, NEW solid; ``floors`` (tok/s/user) are dashed vertical lines; ``marks`` are words
+    that the legend has behind a policy ("regression", "undecided"); ``notes`` go below. A side whose runs lack ``x`` or
+    the throughput has no curve.
     """
     floors = list(floors)
     figure = Figure(figsize=(8.0, 5.4), layout="constrained")
@@ -47,7 +48,10 @@ def plot_compare(
     policies = list(dict.fromkeys([*base.policies, *new.policies]))
     top = {"x": 0.0, "y": 0.0}
     for side, look in ((base, BASE), (new, NEW)):
-        points = pareto(side.frame(), x=x).points
+        frame = side.frame()
+        if frame[[x, "throughput"]].isna().all().any():
+            continue
+        points = pareto(frame, x=x).points
         for i, policy in enumerate(policies):
             rows = points[points["policy"] == policy]
             colour = COLOURS[i % len(COLOURS)]
@@ -65,12 +69,13 @@ def plot_compare(
     handles.append(Line2D([], [], color=GREY, marker="o", markeredgecolor=GREY, label="NEW", **NEW))
     for i, policy in enumerate(policies):
         there = [policy in side.policies for side in (base, new)]
-        said = " (regression)" if policy in worse else "" if all(there) else " (gone)" if there[0] else " (new)"
+        word = (marks or {}).get(policy) or ("" if all(there) else "gone" if there[0] else "new")
+        said = f" ({word})" if word else ""
         handles.append(
             Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], label=f"{policy}{said}")
         )
     axes.legend(handles=handles, fontsize=8, handlelength=4.0, loc="best", framealpha=0.85, edgecolor="none")
     caption(figure, [line for note in notes for line in textwrap.wrap(note, 115)])
     if title:
-        axes.set_title(title, loc="left", fontsize=11, pad=16 if floors else 8)
+        axes.set_title(textwrap.fill(title, 85), loc="left", fontsize=11, pad=16 if floors else 8)
     return figure

@@ -9,6 +9,7 @@ from typing import Any
 import joblib
 import pandas as pd
 
+from specsim.asking import told_twice
 from specsim.engine import Policy, Scenario, simulate
 from specsim.metrics import summarize
 from specsim.parallel import side_by_side
@@ -46,10 +47,11 @@ def sweep(
     if jobs == 0 or jobs < -1:
         raise SpecsimError(f"jobs: expected -1 (one a core), or 1 or more, got {jobs}")
     # A policy on the base's drafter goes by its scheduler alone; another drafter is named too.
-    labels = [repr(p if isinstance(p, Policy) else Policy(p)) for p in policies]
+    pairs = [p if isinstance(p, Policy) else Policy(p) for p in policies]
+    labels = [repr(p) for p in pairs]
     if len(set(labels)) < len(labels):
         twice = next(x for x in labels if labels.count(x) > 1)
-        raise SpecsimError(f"policy {twice} is given twice: labels tell results apart")
+        raise SpecsimError(told_twice(twice, [p.scheduler for p in pairs if repr(p) == twice]))
     scenarios = [base.with_policy(p) for p in policies]
     least = min(workloads, key=lambda w: float(w.load))
     cases = [

@@ -141,7 +141,7 @@ def test_other_things_that_are_no_baseline(tmp_path):
         ("junk.parquet", "expected a results.parquet"),
         ("less.parquet", "no column 'tau'"),
         ("none.json", "cannot read: No such file"),
-        ("none.parquet", "cannot read"),
+        ("none.parquet", "none.parquet: cannot read: No such file"),
         (".", "is a folder without results.parquet"),
     ):
         with pytest.raises(SpecsimError) as error:

@@ -155,7 +155,10 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
         (("pareto", *BASE, "--closed", "1", "--format", "gif"), "--format: expected png or svg"),
         (("pareto", *BASE, "--closed", "1", "--sla", "fast"), "--sla: expected numbers"),
         (("pareto", "--results", PROFILE), "results.parquet"),
-        (("sweep", *BASE, "--closed", "1", "-s", "NoSpec", "-s", "NoSpec"), "error: policy NoSpec() is given twice"),
+        (
+            ("sweep", *BASE, "--closed", "1", "-s", "NoSpec", "-s", "NoSpec"),
+            "error: policy NoSpec() is given twice: labels tell results apart\n",
+        ),
         (("sweep", *BASE, "--closed", "2", "--out", "-"), "--out: expected a path, got '-'"),
         (("sweep", *BASE, "--closed", "2,2"), "--closed: 2 is given twice"),
         (("sweep", *BASE, "--closed", "2", "--jobs", "0"), "jobs: expected -1"),

@@ -9,8 +9,8 @@ from conftest import make_profile
 from scipy import stats
 
 import specsim as ss
-from specsim.baseline import METRICS, Input, MadeOf, make_baseline
-from specsim.compare import GAIN, LOSS, MOVED, NOISE, SAME, SMALL, UNREAD, compare
+from specsim.baseline import METRICS, Input, MadeOf, make_baseline, spans
+from specsim.compare import GAIN, GONE, HIDDEN, LOSS, MOVED, NOISE, SAME, SMALL, UNDECIDED, UNREAD, compare
 from specsim.pareto import hypervolume, interactivity_at, pareto, throughput_at
 from specsim.types import SpecsimError
 
@@ -167,11 +167,17 @@ def test_a_policy_that_is_gone_fails_and_a_new_one_is_told():
     assert found.notes == ["Better() is new: nothing to compare it with"]
 
 
-def test_loads_that_one_side_lacks_are_left_out():
+def test_loads_that_new_lacks_fail_and_added_ones_are_told():
     found = compare(side(), side({"A()": [*FALLING[1:], (8, 20.0, 300.0)]}))
-    assert not found.failed
-    assert found.notes == ["A(): loads in BASE alone, left out: 1", "A(): loads in NEW alone, left out: 8"]
+    assert found.failed
+    assert not found.identical
+    assert found.gone == ["A(): in BASE and not in NEW: load 1"]
+    assert found.notes == ["A(): loads in NEW alone, left out: 8"]
     assert by_label(found)["throughput at ≥ 90"].verdict == UNREAD
+    assert compare(side(), side({"A()": FALLING[:1]})).gone == ["A(): in BASE and not in NEW: loads 2, 4"]
+    added = compare(side({"A()": FALLING[1:]}), side())
+    assert added.identical
+    assert added.notes == ["A(): loads in NEW alone, left out: 1"]
     found = compare(side(), side({"A()": [(8, 20.0, 300.0)]}))
     assert found.gone == ["A(): no load in NEW that BASE has (1, 2, 4 in BASE, 8 in NEW)"]
 
@@ -191,20 +197,124 @@ def test_floors_out_of_reach():
     assert any(c.verdict == LOSS and "greatest throughput, tok/s/GPU" in c.label for c in dead.changes)
 
 
-def test_numbers_that_runs_lack_are_not_read():
+def test_numbers_that_base_lacks_are_not_read():
     found = compare(side(tau=np.nan), side())
-    assert by_label(found)["τ"].reason == "not every run has the number"
+    assert by_label(found)["τ"].reason == "not every run of BASE has the number"
     assert not found.failed
+    assert not found.identical  # NEW has what BASE has not
+    assert compare(side(tau=np.nan), side(tau=np.nan)).identical
 
 
-def test_seeds_are_paired_where_half_are_common():
-    found = compare(side(seeds=range(4), noise=0.01), side(seeds=range(2, 6), noise=0.01))
-    assert (found.paired, found.seeds) == (True, 2)
-    assert found.notes == ["seeds 0-3 in BASE, 2-5 in NEW: paired by those in both"]
-    assert found.identical
-    found = compare(side(seeds=range(4), noise=0.01), side(seeds=range(3, 9), noise=0.01))
-    assert not found.paired
-    assert found.notes == ["seeds 0-3 in BASE, 3-8 in NEW: compared as independent samples"]
+def holed(made, metric, seeds=1, runs=slice(None)):
+    """The baseline without ``metric`` in its first ``seeds`` seeds."""
+    less = [run.model_copy(update={metric: [None] * seeds + getattr(run, metric)[seeds:]}) for run in made.runs[runs]]
+    chosen = range(len(made.runs))[runs]
+    return made.model_copy(update={"runs": [less.pop(0) if i in chosen else r for i, r in enumerate(made.runs)]})
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+@pytest.mark.parametrize("metric", ["tau", "throughput", "interactivity_p50"])
+def test_numbers_that_new_lacks_fail(metric, seeds):
+    for new in (holed(side(), metric, seeds), holed(side(), metric, seeds, slice(1, 2))):
+        found = compare(side(), new)
+        gone = {c.label.partition(" ")[0] for c in found.lost}
+        assert gone == ({"τ"} if metric == "tau" else {"throughput", "interactivity", "hypervolume"})
+        assert found.failed
+        assert not found.passed
+        assert not found.identical
+        assert not found.regressions
+    reasons = {c.reason for c in compare(side(), holed(side(), metric, seeds)).lost}
+    assert reasons == {f"{'no' if seeds == 4 else 'not every'} run of NEW has the number"}
+
+
+def test_numbers_that_some_runs_lack():
+    some, none = holed(side(), "tau", 1), holed(side(), "tau", 4)
+    assert compare(some, some).identical
+    assert not compare(some, side()).identical
+    assert not compare(some, side()).failed
+    assert by_label(compare(some, none))["τ"].verdict == GONE
+
+
+def test_no_number_at_all_is_a_mistake():
+    empty = side()
+    for metric in METRICS:
+        empty = holed(empty, metric, 4)
+    for pair in ((empty, empty), (empty, side())):
+        with pytest.raises(SpecsimError, match="no number to compare: expected one that every run of a policy has"):
+            compare(*pair)
+    assert compare(side(), empty).failed  # all of them are gone
+    assert compare(side({"B()": FALLING}), side()).failed
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "paired", "counts"),
+    [
+        (range(4), range(2, 6), False, (4, 4)),
+        (range(4), range(2), False, (4, 2)),
+        (range(8), range(3), False, (8, 3)),
+        (range(8), range(4), True, (4, 4)),
+        (range(6), range(2, 9), True, (4, 4)),
+        (range(4), range(4), True, (4, 4)),
+        (range(2), range(2), True, (2, 2)),
+        (range(20), range(16, 36), False, (20, 20)),
+        (range(4), range(3, 9), False, (4, 6)),
+    ],
+)
+def test_which_seeds_are_paired(base, new, paired, counts):
+    for y in (1.0, 0.7):
+        found = compare(side(seeds=base, noise=0.01), side(seeds=new, noise=0.01, y=y))
+        assert (found.paired, found.seeds) == (paired, counts)
+        how = "compared as independent samples, those in both are too few to pair"
+        how = "paired by those in both" if paired else how
+        assert found.notes == ([] if base == new else [f"seeds {spans(base)} in BASE, {spans(new)} in NEW: {how}"])
+        nested = set(new) <= set(base)
+        assert found.identical == (y == 1 and (paired or nested))
+    found = compare(side(noise=0.01), side(seeds=range(9, 12), noise=0.01))
+    assert found.notes == ["seeds 0-3 in BASE, 9-11 in NEW: compared as independent samples"]
+
+
+def test_a_great_loss_under_few_seeds_does_not_pass():
+    """28 % and more passed where two seeds of four were paired: one degree of freedom."""
+    base, more = side(noise=0.02), {"noise": 0.02, "rng": 1, "x": 0.7, "y": 0.7, "tau": 2.0}
+    for seeds in (range(2), range(2, 6)):
+        found = compare(base, side(seeds=seeds, **more))
+        assert not found.passed
+        assert LOSS in verdicts(found)
+    more["noise"] = 0.05
+    found = compare(side(noise=0.05, seeds=range(2)), side(seeds=range(2), **more))
+    assert not found.failed
+    assert not found.passed
+    assert {c.verdict for c in found.changes if c.tolerance is not None} == {UNDECIDED}
+    assert all(c.noise > HIDDEN for c in found.undecided)
+    assert not found.hidden
+
+
+def test_undecided_is_a_loss_within_much_noise_alone():
+    base = side(noise=0.02, seeds=range(2))
+    for more, tolerance, verdict in (
+        ({"tau": 2.0}, 0.02, UNDECIDED),
+        ({"tau": 4.0}, 0.02, NOISE),  # a gain
+        ({"tau": 2.0}, 0.5, NOISE),  # nobody's concern
+        ({"tau": 2.0}, None, NOISE),
+        ({"verified": 5.0}, 0.02, UNDECIDED),  # of no direction
+    ):
+        new = side(noise=0.02, rng=1, seeds=range(2), **more)
+        metric = "verified_tokens" if "verified" in more else "tau"
+        found = compare(base, new, tolerances={metric: tolerance})
+        change = by_label(found)["verified tokens" if "verified" in more else "τ"]
+        assert change.verdict == verdict
+        assert (change in found.hidden) == (verdict == NOISE and tolerance is not None)
+    quiet = compare(side(noise=0.004, seeds=range(8)), side(noise=0.004, rng=1, seeds=range(8), y=0.997))
+    assert quiet.passed
+    assert not quiet.hidden
+
+
+@pytest.mark.parametrize("seeds", [(range(4), range(2)), (range(4), range(2, 6)), (range(8), range(2, 6))])
+def test_alarms_are_rare_however_seeds_overlap(seeds):
+    """Seeds that are in both are two draws of one thing here, as they would be where a change shifts the chance."""
+    strict = STRICT | {"verified_tokens": 0.0}
+    pairs = [(side(seeds=seeds[0], noise=0.01, rng=i), side(seeds=seeds[1], noise=0.01, rng=99 + i)) for i in range(50)]
+    assert sum(compare(*pair, tolerances=strict).failed for pair in pairs) <= 2
 
 
 def made(*files, version="", **settings):
@@ -263,8 +373,9 @@ def test_a_table_names_its_profile_and_its_workloads():
         (side(), side(), {"tolerances": {"tau": -0.1}}, "tau: expected a share"),
         (side(), side(), {"tolerances": {"tau": float("nan")}}, "tau: expected a share"),
         (side(), side(), {"level": 1.0}, "level: expected a probability"),
+        (side(), side(), {"level": 1e-30}, "level: expected a probability of 1e-06 or more, below 1, got 1e-30"),
     ],
-    ids=["kinds", "one seed", "one other seed", "metric", "negative", "nan", "level"],
+    ids=["kinds", "one seed", "one other seed", "metric", "negative", "nan", "level", "no level"],
 )
 def test_what_cannot_be_compared(base, new, options, words):
     with pytest.raises(SpecsimError) as error:

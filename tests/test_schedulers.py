@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from specsim.acceptance import Drafter, synthetic
 from specsim.engine import Policy, Scenario, simulate
 from specsim.metrics import summarize
+from specsim.plan import plan
 from specsim.rules import Rules
 from specsim.schedulers import (
     MTP1,
@@ -30,7 +31,8 @@ from specsim.schedulers import (
     Threshold,
     top_k,
 )
-from specsim.types import SpecsimError
+from specsim.sweep import sweep
+from specsim.types import SLO, SpecsimError
 from specsim.views import OracleView, StepView
 from specsim.workload import ClosedLoop
 
@@ -830,6 +832,23 @@ def test_step_seconds_is_the_price_of_the_step():
     run = simulate(Scenario(profile, make_arrivals([0.0, 2.5], 7, 9), drafter, Asks()), steps=True)
     decoding = run.steps[run.steps["num_seqs"] > 0]
     assert decoding["duration"].tolist() == told
+
+
+def test_two_settings_without_a_repr_cannot_be_told_apart():
+    class Old:
+        def __init__(self, at):
+            self.at = at
+
+        def __call__(self, view):
+            return np.full(view.num_seqs, self.at)
+
+    twice = "policy Old is given twice: labels tell results apart; two settings of a class cannot be told apart"
+    scenario = Scenario(make_profile(), ClosedLoop(2), synthetic(0.7, gamma=3))
+    for call in (sweep, partial(plan, slo=SLO(ttft=1), users=1)):
+        with pytest.raises(SpecsimError, match=twice):
+            call(scenario, [Old(1), Old(2)])
+        with pytest.raises(SpecsimError, match=r"policy StaticGamma\(2\) is given twice: labels tell results apart$"):
+            call(scenario, [StaticGamma(2), StaticGamma(2)])
 
 
 def test_a_label_is_one_line_without_addresses():

@@ -55,16 +55,18 @@ def main() -> None:
             "3 % slower, same seeds": told([compare(part(same, a), part(slow, a)) for a, _ in groups]),
         }
         for name, found in figures[f"{seeds} seeds"].items():
-            print(f"{seeds} seeds, {name}: {found['failed']} of {found['runs']} fail; by policy {found['policies']}")
+            alarms = f"{found['failed']} of {found['runs']} fail, {found['undecided']} undecided"
+            print(f"{seeds} seeds, {name}: {alarms}; by policy {found['policies']}")
     (given.work / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def told(found: list[Comparison]) -> dict[str, object]:
-    """How many comparisons failed, and in how many each policy did."""
+    """How many comparisons failed, in how many each policy did, and how many are undecided."""
     by_policy = Counter(p for c in found for p in {r.policy for r in c.regressions})
     tests = sorted({c.tests for c in found})
-    return {"runs": len(found), "failed": sum(c.failed for c in found), "policies": dict(sorted(by_policy.items())),
-            "numbers": [tests[0], tests[-1]]}  # fmt: skip
+    unsure = sum(not c.failed and not c.passed for c in found)
+    return {"runs": len(found), "failed": sum(c.failed for c in found), "undecided": unsure,
+            "policies": dict(sorted(by_policy.items())), "numbers": [tests[0], tests[-1]]}  # fmt: skip
 
 
 def pairs(many: int, seeds: int, runs: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -109,7 +109,7 @@ def compare(
     picture: Annotated[Path | None, typer.Option("--picture", help="Both fronts in one picture, .png or .svg.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON here.")] = None,
 ) -> None:
-    """Say whether NEW is worse than BASE, beyond tolerance and noise; exit code 1 if it is.
+    """Say whether NEW is worse than BASE, beyond tolerance and noise; exit code 1 if it is, or is within much noise.
 
     Compares throughput at SLA floors, interactivity at matched throughput, the area under the front, tau and verified
     tokens of every scheduler; seed by seed where both have the same seeds.
@@ -124,8 +124,9 @@ def compare(
         one_of("--picture", picture.suffix.lower(), (".png", ".svg"))
     one_of("--interactivity", interactivity, ("p50", "p10"))
     share = parse_share("--level", level)
-    if share == 0 or share >= 1:
-        raise SpecsimError(f"--level: expected a probability between 0 and 1, got {level!r}")
+    if not comparing.LEAST_LEVEL <= share < 1:
+        least = f"{comparing.LEAST_LEVEL:g}"
+        raise SpecsimError(f"--level: expected a probability of {least} or more, below 1, got {level!r}")
     floors = parse_numbers("--sla", sla) if sla is not None else None
     tolerances = _tolerances(tolerance or [])
     before, after = files.read_baseline(base), files.read_baseline(new)
@@ -140,13 +141,14 @@ def compare(
     if picture is not None:
         from specsim import plots, plots_compare
 
-        worse = list(dict.fromkeys(c.policy for c in found.regressions))
-        notes = [*gating_report.warnings(found), *caveats]
-        figure = plots_compare.plot_compare(before, after, found.floors, worse, x=x, notes=notes)
+        marks = {c.policy: c.verdict for c in (*found.undecided, *found.lost, *found.regressions)}
+        notes = [*found.gone, *gating_report.warnings(found), *caveats]
+        title = gating_report.head(found)
+        figure = plots_compare.plot_compare(before, after, found.floors, marks, x=x, title=title, notes=notes)
         plots.save_figure(figure, picture)
     if json is not None:
         show.write_json_file(json, gating_report.plain(found, caveats))
-    if found.failed:
+    if not found.passed:
         raise typer.Exit(1)
 
 

@@ -14,15 +14,17 @@ from xml.etree import ElementTree
 import typer
 
 from specsim.cli import show
-from specsim.compare import GAIN, LOSS, MOVED, SAME, UNREAD, Change, Comparison
+from specsim.compare import GAIN, GONE, LOSS, MOVED, SAME, UNDECIDED, UNREAD, Change, Comparison
 from specsim.files import read_text, write_text
 
-MARKS = {LOSS: "▼ ", GAIN: "▲ ", MOVED: "◆ "}
-KEY = (
-    "▼ regression, ▲ gain, ◆ moved beyond noise, = the same, – not read; ± half of the 95 % interval. tok/s ≥ 80: "
-    "throughput at 80 tok/s/user or more; speed at 50 %: tok/s/user at half of BASE's greatest throughput; area: "
-    "hypervolume"
-)
+MARKS = {LOSS: "▼ ", GAIN: "▲ ", MOVED: "◆ ", UNDECIDED: "? "}
+WORDS = {SAME: "=", UNREAD: "–", GONE: "gone"}
+KEY = {
+    "▼ regression": LOSS, "▲ gain": GAIN, "◆ moved beyond noise": MOVED, "= the same": SAME, "– not read": UNREAD,
+    "? beyond its tolerance, but so much noise that it could not fail": UNDECIDED, "gone: NEW lacks it": GONE,
+}  # fmt: skip
+ENOUGH = 8
+"""Seeds that are recommended where there are too few."""
 SHORT = {"hypervolume": "area", "verified tokens": "verified"}
 
 
@@ -33,7 +35,8 @@ def print_comparison(found: Comparison, caveats: Sequence[str]) -> None:
     for line in (*warnings(found), *(f"note: {line}" for line in found.inputs)):
         console.print(line)
     if rows:
-        console.print(show.table("NEW against BASE, %", columns, rows, KEY))
+        console.print(show.table("NEW against BASE, %", columns, rows))
+        console.print(key(found, columns))  # not the table's caption, which would be as narrow as the table
     for line in (*unread(found), *found.notes, *caveats):
         console.print(f"note: {line}")
     console.print(verdict(found))
@@ -42,12 +45,17 @@ def print_comparison(found: Comparison, caveats: Sequence[str]) -> None:
 
 
 def warnings(found: Comparison) -> list[str]:
-    """One line where the two sides are not like with like, none where they are."""
-    if not found.unlike:
-        return []
-    *first, last = found.unlike
-    both = f"{', '.join(first)} and {last}" if first else last
-    return [f"warning: not like with like: {both} differ{'s' * (not first)} between BASE and NEW"]
+    """A line where the two sides are not like with like, and one where a pass would hide much."""
+    lines = []
+    if found.unlike:
+        *first, last = found.unlike
+        both = f"{', '.join(first)} and {last}" if first else last
+        lines.append(f"warning: not like with like: {both} differ{'s' * (not first)} between BASE and NEW")
+    if found.hidden and not found.undecided:  # the verdict tells that already
+        many = _count(len(found.hidden), "number")
+        most = _share(max(c.noise for c in found.hidden))
+        lines.append(f"warning: in {many} losses of up to {most} would not be seen: {_more(found)}")
+    return lines
 
 
 def verdict(found: Comparison) -> str:
@@ -56,22 +64,46 @@ def verdict(found: Comparison) -> str:
 
 
 def _ended(found: Comparison) -> str:
-    how = f"{found.seeds} seeds, {'paired' if found.paired else 'independent'}"
-    family = f"{found.tests} numbers at a family-wise level of {100 * found.level:g} %, {how}"
+    how = f"{_seeds(found)}, {'paired' if found.paired else 'independent'}"
+    return f"{head(found)}. {found.tests} numbers at a family-wise level of {100 * found.level:g} %, {how}."
+
+
+def head(found: Comparison) -> str:
+    """How it ended, in few words."""
+    unsure = len(found.undecided)
     if found.failed:
-        worse, gone = len(found.regressions), len(found.gone)
-        parts = [f"{worse} regression{'s' * (worse != 1)}"] * bool(worse) + [f"{gone} gone"] * bool(gone)
-        return f"Failed: {', '.join(parts)}. {family}."
+        gone = len(found.gone) + len(found.lost)
+        parts = [_count(len(found.regressions), "regression")] * bool(found.regressions) + [f"{gone} gone"] * bool(gone)
+        return f"Failed: {', '.join([*parts, *[f'{unsure} undecided'] * bool(unsure)])}"
+    if unsure:
+        most = _share(max(c.noise for c in found.undecided))
+        its = "its" if unsure == 1 else "their"
+        hide = f"{_seeds(found)} hide losses of up to {most}"
+        return f"Undecided: {_count(unsure, 'number')} fell beyond {its} tolerance, but {hide}: {_more(found)}"
     if found.identical:
-        return f"Passed: the same. {family}."
+        return "Passed: the same"
     gains = sum(c.verdict == GAIN for c in found.changes)
-    also = f", {gains} gain{'s' * (gains != 1)}" if gains else ""
-    return f"Passed: no regression{also}. {family}."
+    return "Passed: no regression" + f", {_count(gains, 'gain')}" * bool(gains)
+
+
+def _seeds(found: Comparison) -> str:
+    base, new = found.seeds
+    return f"{base} seeds" if base == new else f"{base} and {new} seeds"
+
+
+def _more(found: Comparison) -> str:
+    return f"run more seeds ({max(ENOUGH, 2 * min(found.seeds))}, say)"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def failures(found: Comparison) -> list[str]:
-    """A line for each thing that fails the comparison."""
-    return [f"gone: {line}" for line in found.gone] + [f"regression: {told(c)}" for c in found.regressions]
+    """A line for each thing for which the comparison does not pass."""
+    gone = [*found.gone, *(told(c) for c in found.lost)]
+    lines = [f"gone: {line}" for line in gone] + [f"regression: {told(c)}" for c in found.regressions]
+    return lines + [f"undecided: {told(c)}" for c in found.undecided]
 
 
 def told(change: Change) -> str:
@@ -79,12 +111,14 @@ def told(change: Change) -> str:
     text = f"{change.policy}: {change.label}"
     if change.verdict == UNREAD:
         return f"{text}: not read: {change.reason}"
+    if change.verdict == GONE:
+        return f"{text}: {change.reason}" + f", {show.number(change.base)} in BASE" * (change.base == change.base)
     moved = f"{text}: {show.number(change.base)} → {show.number(change.new)}, {percent(change)}"
     if change.tolerance is None:
         return moved
     # Beyond the tolerance and beyond the noise, whichever is more.
     both = "±" if change.metric == "verified_tokens" else "−"
-    tolerance, noise = (f"{100 * share:.2g} %" for share in (change.tolerance, change.noise))
+    tolerance, noise = _share(change.tolerance), _share(change.noise)
     bound = tolerance if change.tolerance >= change.noise else noise
     return f"{moved}; fails beyond {both}{bound} (tolerance {tolerance}, noise {noise})"
 
@@ -108,6 +142,20 @@ def grid(found: Comparison) -> tuple[list[str], list[list[str]]]:
     return ["policy", *(heads[i] for i in kept)], cells
 
 
+def key(found: Comparison, columns: Sequence[str]) -> str:
+    """What the marks and the heads of the columns mean, those of this comparison alone."""
+    there = {c.verdict for c in found.changes}
+    marks = ", ".join(text for text, verdict in KEY.items() if verdict in there)
+    parts = [f"{marks}{'; ' * bool(marks)}± half of the 95 % interval"]
+    if floor := next((c for c in columns if c.startswith("tok/s ")), None):
+        parts.append(f"{floor}: throughput at {floor.rpartition(' ')[2]} tok/s/user or more")
+    if share := next((c for c in columns if c.startswith("speed at ")), None):
+        parts.append(f"{share}: tok/s/user at {share.removeprefix('speed at ')} of BASE's greatest throughput")
+    if "area" in columns:
+        parts.append("area: hypervolume")
+    return "; ".join(parts)
+
+
 def unread(found: Comparison) -> list[str]:
     """A line for each number that no policy has: the grid leaves it out."""
     reasons: dict[str, list[str]] = {}
@@ -118,8 +166,8 @@ def unread(found: Comparison) -> list[str]:
 
 def cell(change: Change) -> str:
     """A cell of the grid: mark, change and interval."""
-    if change.verdict in (SAME, UNREAD):
-        return "=" if change.verdict == SAME else "–"
+    if change.verdict in WORDS:
+        return WORDS[change.verdict]
     return MARKS.get(change.verdict, "") + percent(change).removesuffix(" %")
 
 
@@ -143,17 +191,15 @@ def write_markdown(path: Path, found: Comparison, caveats: Sequence[str], comman
 def summary(found: Comparison, caveats: Sequence[str], command: str) -> str:
     """The comparison as Markdown."""
     columns, rows = grid(found)
-    lines = [f"### {'❌' if found.failed else '✅'} specsim compare", "", verdict(found), ""]
+    sign = "✅" if found.passed else "❌" if found.failed else "❓"
+    lines = [f"### {sign} specsim compare", "", verdict(found), ""]
+    lines += [f"**{_escaped(line)}**\n" for line in warnings(found)]
     if found.inputs:
-        lines += [
-            *(f"**{_escaped(line)}**\n" for line in warnings(found)),
-            *(f"- {_escaped(line)}" for line in found.inputs),
-            "",
-        ]
+        lines += [*(f"- {_escaped(line)}" for line in found.inputs), ""]
     if rows:
         lines += [f"| {' | '.join(columns)} |", f"|---{'|--:' * (len(columns) - 1)}|"]
         lines += [f"| {_code(row[0])} | {' | '.join(row[1:])} |" for row in rows]
-        lines += ["", f"% of BASE. {KEY}.", ""]
+        lines += ["", f"% of BASE. {key(found, columns)}.", ""]
     lines += [f"- {_escaped(line)}" for line in failures(found)]
     lines += [f"- note: {_escaped(line)}" for line in (*found.notes, *caveats)]
     if found.changes:
@@ -178,21 +224,20 @@ def junit(found: Comparison) -> str:
     suites = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(suites, "testsuite", counts)
     for line in found.gone:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "specsim", "name": "policy", "time": "0"})
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "specsim", "name": "gone", "time": "0"})
         ElementTree.SubElement(case, "failure", {"message": _for_xml(line), "type": "gone"}).text = _for_xml(line)
     for change in found.changes:
         names = {"classname": _for_xml(change.policy), "name": change.label.partition(": no longer")[0], "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", names)
         text = _for_xml(told(change))
-        if change.verdict == LOSS:
-            ElementTree.SubElement(case, "failure", {"message": text, "type": LOSS}).text = text
+        if change.verdict in (LOSS, GONE, UNDECIDED):
+            ElementTree.SubElement(case, "failure", {"message": text, "type": change.verdict}).text = text
         elif change.verdict == UNREAD:
             ElementTree.SubElement(case, "skipped", {"message": _for_xml(change.reason)})
         else:
             ElementTree.SubElement(case, "system-out").text = text
-    if found.inputs:
-        text = _for_xml("\n".join([*warnings(found), *found.inputs]))
-        ElementTree.SubElement(suite, "system-err").text = text
+    if told_first := [*warnings(found), *found.inputs]:
+        ElementTree.SubElement(suite, "system-err").text = _for_xml("\n".join(told_first))
     ElementTree.indent(suites, " ")
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
@@ -201,20 +246,28 @@ def plain(found: Comparison, caveats: Sequence[str]) -> dict[str, Any]:
     """The comparison as plain data; shares are of BASE (-0.03: 3 % less)."""
     return {
         "verdict": verdict(found),
+        "passed": found.passed,
         "failed": found.failed,
+        "undecided": len(found.undecided),
         "identical": found.identical,
         "level": found.level,
         "tests": found.tests,
         "paired": found.paired,
-        "seeds": found.seeds,
+        "seeds": list(found.seeds),
         "floors": found.floors,
         "gone": found.gone,
+        "warnings": warnings(found),
         "unlike": found.unlike,
         "inputs": found.inputs,
         "notes": found.notes,
         "caveats": list(caveats),
         "changes": [asdict(change) for change in found.changes],
     }
+
+
+def _share(share: float) -> str:
+    """A share as a per cent of two figures, whole from 10 on."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:,.0f} %"
 
 
 def _places(change: Change) -> int:

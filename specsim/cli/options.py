@@ -28,6 +28,8 @@ MOST_SEEDS = 100_000
 LOADS = ("closed", "poisson", "ramp", "arrivals")
 BY_CONTENT = ("profile", "trace", "arrivals", "scenario", "scheduler")
 """Options that results tell by the files' content and the policies' labels instead of as they were typed."""
+READ_OFF = {"sweep": ("sla", "base"), "baseline": ("base",)}
+"""What a scenario file may say, by the verb that passes it over: how others read the same runs off."""
 
 
 def option(*names: str, help: str, panel: str, **more: Any) -> Any:
@@ -37,7 +39,8 @@ def option(*names: str, help: str, panel: str, **more: Any) -> Any:
 def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
     """Make the scenario file's entries the defaults of this call's options."""
     if path is not None:
-        options = read_scenario(path)
+        passed_over = READ_OFF.get(str(context.info_name), ())
+        options = {key: value for key, value in read_scenario(path).items() if key not in passed_over}
         known = {p.name for p in context.command.params}
         for key in options:
             if key not in known:
