@@ -44,7 +44,7 @@ def audit(
         int,
         typer.Option(
             "--steps",
-            help="How many steps those have; 1: none of them. More than 4 take up to a minute more, and are one "
+            help="How many steps those have; 1: none of them. More than 3 may take minutes; more than 4 are one "
             "request's, in blocks of 1 or 2.",
             min=1,
             max=MOST_STEPS,
