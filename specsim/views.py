@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,12 @@ class StepView:
         self.prefilled = prefilled or prefill_tokens > 0
         self.previous = previous
 
+    if not TYPE_CHECKING:  # which would then take any name for one of a view's
+
+        def __getattr__(self, name: str) -> Any:
+            """Told of a name that a view does not have, by what it has: its class is an engine's own affair."""
+            raise AttributeError(f"a StepView has no {name!r}, but {', '.join(HAS)}")
+
     @property
     def num_seqs(self) -> int:
         """Decoding requests in this step."""
@@ -81,6 +87,10 @@ class StepView:
     def step_curve(self, most: int) -> Array:
         """step_seconds of 0, 1, ... ``most`` draft tokens, float [most + 1]: all the candidates at once."""
         return np.asarray(self._cost(np.arange(most + 1)))
+
+
+HAS = tuple(sorted({*StepView.__slots__, *vars(StepView)} - {n for n in dir(StepView) if n.startswith("_")}))
+"""What a scheduler may ask of a StepView."""
 
 
 class StepRecord:

@@ -68,9 +68,36 @@ def test_a_lossless_scheduler(run):
 def test_a_scheduler_that_looks_at_no_confidence(run):
     code, out, _ = run("audit", "StaticGamma(2)", *FEW, "--steps", "1")
     assert code == 0
-    assert "never looked at a confidence" in out
+    assert (
+        "In no instance did it look at a confidence: if it ever should, the case that matters was not reached." in out
+    )
+    assert ". Not looked at: memory from step to step (steps are 1)" in out.splitlines()[0]
     assert "draft_prob" not in out
     assert "3 steps" not in out
+
+
+def test_of_long_blocks_it_says_what_it_did_not_look_at(run):
+    code, out, _ = run("audit", "StaticGamma(7)", "--instances", "64", "--histories", "32", "--steps", "4")
+    assert code == 0
+    first, *_ = out.splitlines()
+    assert first.endswith(
+        "Not looked at: a vocabulary of 3, one request in more than 3 steps, two requests in several steps "
+        "(γ = 7 is too long to enumerate)"
+    )
+    assert "1 step: vocabulary 2, blocks of 7, requests 1–2; 3 steps: vocabulary 2, blocks of 7, requests 1." in out
+    assert "Of blocks of 7, one drawn for each 16 asked for." in out
+
+
+def test_the_help_names_the_limits(run):
+    _, out, _ = run("audit", "--help")
+    said = " ".join(out.split())
+    for words in (
+        "Not looked at, and so never found",
+        "three requests or more",
+        "up to 8",
+        "remembered outside start()",
+    ):
+        assert words in said
 
 
 def test_the_appendix_of_the_paper(run, tmp_path):
@@ -131,7 +158,9 @@ def test_progress_shows_after_two_seconds(run, monkeypatch):
         (("NoSpec@trace.json",), "scheduler 'NoSpec@trace.json': expected Name"),
         (
             ("{mine}:broken",),
-            "scheduler broken: AttributeError: 'AuditView' object has no attribute 'nothing' (in mine.py, line 12",
+            "scheduler broken: AttributeError: a StepView has no 'nothing', but confidence, finishing_prefills, gamma, "
+            "num_seqs, prefill_tokens, prefilled, previous, request_ids, step_curve, step_seconds, survival "
+            "(in mine.py, line 12",
         ),
         (("{mine}:inside",), "(in mine.py, line 18, inside)"),
         (
@@ -147,7 +176,7 @@ def test_progress_shows_after_two_seconds(run, monkeypatch):
         (("{mine}:",), "mine.py:NAME, NAME one of Cut, broken"),
         (("{mine}:halves",), "scheduler halves: expected 1 whole draft lengths within 0..1, got float64 (1,): [0.5]"),
         (("NoSpec", "--confidence", "softmax"), "--confidence: expected head or draft_prob, got 'softmax'"),
-        (("NoSpec", "--steps", "5"), "'--steps': expected a number, at most 4"),
+        (("NoSpec", "--steps", "7"), "'--steps': expected a number, at most 6"),
         (("NoSpec", "--instances", "-1"), "'--instances': expected a number, at least 0"),
         (("NoSpec", "--seed", "x"), "'--seed': expected a whole number"),
         (("{mine}:Cut", "--json", "{mine}"), "is the input SCHEDULER, expected another path"),

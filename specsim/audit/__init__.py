@@ -16,20 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from specsim.asking import check_callable, scheduler_name
+from specsim.asking import check_callable
 from specsim.audit.case import Counterexample, explained
 from specsim.audit.law import Asked, distance_of
-from specsim.audit.models import CONFIDENCES, Confidence, Instance, Size, drawn, plain
+from specsim.audit.models import CONFIDENCES, Confidence, Instance, drawn, plain
 from specsim.audit.simpler import simplified
+from specsim.audit.sizes import MOST_STEPS, Size, not_looked_at, shares, sizes_for
 from specsim.types import SpecsimError
 
 __all__ = ["CONFIDENCES", "MOST_STEPS", "TOLERANCE", "Audit", "Counterexample", "Size", "audit"]
 
 TOLERANCE = 1e-12
-MOST_STEPS = 4
 PLAIN, PLAIN_LONG = (50, 160), (12, 24)
 """Instances of plain numbers of each size, of one step and of several: those, one more for each drawn one, at most."""
-MOST_GAMMA = 8
+TWICE = 20
+"""Drawn instances of each size in which each question is put twice, as it is in all plain ones."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Audit:
     ``tv``: the largest total variation met between the law of the first output tokens and the target's; ``lossless`` if
     it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and drawn
     ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``sizes`` were looked at,
-    smallest first; the first with a difference is the last.
+    smallest first; the first with a difference is the last. ``not_looked_at``: what the length of its blocks, or the
+    numbers asked for, left out, in words (nothing of one that is not lossless).
     """
 
     scheduler: str
@@ -50,6 +52,7 @@ class Audit:
     histories: int
     questions: int
     sizes: tuple[Size, ...]
+    not_looked_at: tuple[str, ...]
     counterexample: Counterexample | None
 
     @property
@@ -61,10 +64,12 @@ class Audit:
         if self.counterexample is not None:
             found = f"{self.scheduler} is not lossless: total variation up to {self.tv:.4g}"
             return f"{found}. Smallest counterexample:\n\n{self.counterexample}"
-        several = f" and {self.histories:,} of {max(s.steps for s in self.sizes)}" if self.histories else ""
+        steps = sorted({s.steps for s in self.sizes if s.steps > 1})
+        several = f" and {self.histories:,} of {' or '.join(map(str, steps))}" if self.histories else ""
+        missing = f". Not looked at: {'; '.join(self.not_looked_at)}" if self.not_looked_at else ""
         return (
             f"{self.scheduler} is lossless in {self.instances:,} instances of one step{several}: "
-            f"total variation at most {self.tv:.1g}"
+            f"total variation at most {self.tv:.1g}{missing}"
         )
 
     def data(self) -> dict[str, Any]:
@@ -80,6 +85,7 @@ class Audit:
             "histories": self.histories,
             "questions": self.questions,
             "sizes": [vars(size) for size in self.sizes],
+            "not_looked_at": list(self.not_looked_at),
             "counterexample": None if self.counterexample is None else self.counterexample.data(),
         }
 
@@ -98,10 +104,11 @@ def audit(
 
     ``confidence`` is what it is told of draft token k: "head", any function of the tokens before k (right or wrong), or
     "draft_prob", the drafter's own probability of token k. ``instances`` of one step (vocabulary 2 and 3, γ 1 to 3, one
-    or two requests) and ``histories`` of ``steps`` steps (vocabulary 2, γ 1 and 2; requests join late or pause) are
-    drawn with ``seed``, beside some of plain numbers; a scheduler's ``gamma`` makes blocks longer. ``progress(done,
-    total)`` is called as they are worked out. Sizes come smallest first, and the first with a difference ends the
-    audit.
+    or two requests) and ``histories`` of ``steps`` steps, 1 to 6 (vocabulary 2, γ 1 and 2; requests join late or pause;
+    two of them in 4 steps at most) are drawn with ``seed``, beside some of plain numbers. A scheduler's ``gamma``, up
+    to 8, makes blocks longer: of γ = 4 half as many are drawn, of 5 a quarter and so on, in fewer steps (``Size``).
+    ``progress(done, total)`` is called as they are worked out. Sizes come smallest first, and the first with a
+    difference ends the audit.
 
     SpecsimError: what is no scheduler, an oracle, blocks too long, an answer that is no draft length, or that chance or
     hidden memory changes.
@@ -114,9 +121,10 @@ def audit(
             f"scheduler {asked.name}: knows what will be accepted: an upper bound, expected a scheduler that does not"
         )
     short, long = sizes_for(scheduler, steps)
-    plan = [*zip(short, _shares(instances, len(short)), strict=True)]
-    plan += zip(long, _shares(histories, len(long)), strict=True)
+    plan = [*zip(short, shares(instances, short), strict=True)]
+    plan += zip(long, shares(histories, long), strict=True)
     plans = [(size, count, _plain_count(size, confidence, count)) for size, count in plan]
+    plans = [worked for worked in plans if sum(worked[1:])]
     total = sum(count + plain_count for _, count, plain_count in plans)
     done = {False: 0, True: 0}
     largest = 0.0
@@ -125,8 +133,8 @@ def audit(
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*vars(size).values(),)))
         first = itertools.islice(plain(size, confidence), plain_count)
         worst: tuple[float, bool, Instance] | None = None
-        for is_plain, instance in _tagged(first, size, confidence, rng, count):
-            asked.twice = is_plain
+        for n, (is_plain, instance) in enumerate(_tagged(first, size, confidence, rng, count)):
+            asked.twice = is_plain or n < TWICE
             tv = distance_of(instance, asked)
             largest = max(largest, tv)
             done[size.steps > 1] += 1
@@ -136,14 +144,15 @@ def audit(
                 progress(sum(done.values()), total)
         if worst is not None:
             found = worst[2] if worst[1] else simplified(worst[2], asked, TOLERANCE)
-            case, seen = explained(found, asked, TOLERANCE), plan[: i + 1]
+            case, seen = explained(found, asked, TOLERANCE), plans[: i + 1]
             largest = max(largest, case.tv)
             break
     else:
-        case, seen = None, plan
-    sizes = tuple(size for size, _ in seen)
+        case, seen = None, plans
+    sizes = [size for size, *_ in seen]
+    missing = () if case else not_looked_at(sizes, steps)
     counts = done[False], done[True], asked.calls
-    return Audit(asked.name, confidence, asked.reads_confidence, largest, *counts, sizes, case)
+    return Audit(asked.name, confidence, asked.reads_confidence, largest, *counts, tuple(sizes), missing, case)
 
 
 def check_numbers(confidence: str, instances: int, histories: int, steps: int, seed: int) -> None:
@@ -158,36 +167,12 @@ def check_numbers(confidence: str, instances: int, histories: int, steps: int, s
             raise SpecsimError(f"{name}: expected a whole number, {low} to {high:,}, got {value!r}")
 
 
-def sizes_for(scheduler: Any, steps: int) -> tuple[list[Size], list[Size]]:
-    """Sizes of one step and of ``steps`` (none for 1) that ``scheduler`` can be asked about, smallest first."""
-    exact, least = getattr(scheduler, "exact_gamma", None), getattr(scheduler, "gamma", 1)
-    least = least if isinstance(least, int | np.integer) else 1
-    if max(exact or 0, least) > MOST_GAMMA:
-        raise SpecsimError(
-            f"scheduler {scheduler_name(scheduler)}: gamma: expected blocks of at most {MOST_GAMMA} tokens, which can "
-            f"be enumerated, got {max(exact or 0, least)}"
-        )
-
-    def fitting(most: int) -> list[int]:
-        return [exact] if exact is not None else [g for g in range(1, most + 1) if g >= least] or [int(least)]
-
-    short = [Size(v, g, r, 1) for v in (2, 3) for g in fitting(3) for r in (1, 2)]
-    short = [s for s in short if s.blocks <= (3**4 if s.gamma > 3 else 3**6) or (s.vocabulary, s.requests) == (2, 1)]
-    long = [Size(2, g, r, steps) for g in fitting(2) for r in (1, 2)] if steps > 1 else []
-    long = [s for s in long if s.blocks <= 2**4]
-    return tuple(sorted(sizes, key=lambda s: (s.blocks, s.requests)) for sizes in (short, long))  # type: ignore[return-value]
-
-
 def _plain_count(size: Size, confidence: Confidence, count: int) -> int:
-    if size.blocks > 3**4:
+    if size.blocks > 3**4 or size.telling < size.gamma:
         return 0
     least, most = PLAIN_LONG if size.steps > 1 else PLAIN
     most = min(least + count, most)
     return sum(1 for _ in itertools.islice(plain(size, confidence), most))
-
-
-def _shares(total: int, parts: int) -> list[int]:
-    return [total // parts + (i < total % parts) for i in range(parts)]
 
 
 def _tagged(first: Any, size: Size, confidence: Confidence, rng: np.random.Generator, count: int) -> Any:

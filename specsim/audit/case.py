@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.audit.law import (
     Asked,
@@ -21,10 +22,11 @@ from specsim.audit.law import (
     outcomes,
     told_apart,
 )
-from specsim.audit.models import TABLES, Array, Instance
+from specsim.audit.models import PROMPT_TOKENS, TABLES, Array, Instance
 
 LETTERS = "abc"
 MOST_ROWS = 16
+MOST_STATES = 500
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,10 @@ class Counterexample:
             "length": instance.decoders[0].length,
             "tv": self.tv,
             "seconds": instance.seconds.tolist(),
+            "seconds_per_prompt_token": float(instance.seconds[0]) / PROMPT_TOKENS,
             "present": [list(row) for row in instance.present],
-            "prompts": [list(row) for row in instance.prompts],
+            "prompts": [row._asdict() for row in instance.prompts],
+            "request_ids": list(instance.ids[: len(instance.decoders)]),
             "decoders": [
                 {name: [table.tolist() for table in getattr(decoder, name)] for name in TABLES}
                 for decoder in instance.decoders
@@ -96,14 +100,19 @@ class Counterexample:
 # Where it happens
 
 
-def explained(instance: Instance, asked: Asked, tolerance: float) -> Counterexample:
-    """The first step, and there the state, from which what comes out departs most from the target's law."""
+def explained(
+    instance: Instance, asked: Asked, tolerance: float, most_states: int | None = MOST_STATES
+) -> Counterexample:
+    """The first step, and there the state, from which what comes out departs most from the target's law.
+
+    Of very many states the likeliest ``most_states`` are looked at, and the others only if these show nothing.
+    """
     tv = distance_of(instance, asked)
     for step, mass in enumerate(told_apart(instance, asked)[:-1]):
         worst: tuple[float, Block, tuple[int, int], Array, Array] | None = None
         for block in blocks(instance, asked, mass, step):
             one, other = (outcomes(instance, block, seat) for seat in (0, 1))
-            for i, j in np.argwhere(block.mass > 0):
+            for i, j in _likeliest(block.mass, most_states):
                 out = finished(instance.decoders, joined(np.ones((1, 1)), one[i : i + 1], other[j : j + 1]))
                 before = np.zeros(mass[block.history].shape)
                 before[block.states[0][i], block.states[1][j]] = 1.0
@@ -114,7 +123,16 @@ def explained(instance: Instance, asked: Asked, tolerance: float) -> Counterexam
         if worst is not None and worst[0] > tolerance:
             _, block, at, law, out = worst
             return _counterexample(instance, tv, step, block, at, law, out)
+    if most_states is not None:
+        return explained(instance, asked, tolerance, None)
     raise AssertionError("an output law that is not the target's departs from it at some step")
+
+
+def _likeliest(mass: Array, most: int | None) -> Iterator[NDArray[np.int64]]:
+    """Where ``mass`` is, in the order of states, and of more than ``most`` the likeliest."""
+    found = np.argwhere(mass > 0)
+    by_mass = np.argsort(-mass[tuple(found.T)], kind="stable")
+    return iter(found[np.sort(by_mass[:most])])
 
 
 def _counterexample(
@@ -205,11 +223,16 @@ def _lines(case: Counterexample) -> Iterator[str]:
         yield f"  drafter{of}: {_laws(one.drafter)}"
     steps = " ".join(_n(1 / s) for s in instance.seconds[requests - 1 :])
     yield f"  steps/s with {requests}, {requests + 1}, .. tokens in the step: {steps}"
-    for step, (row, (prompt, ends)) in enumerate(zip(instance.present, instance.prompts, strict=True), 1):
+    if instance.ids != (0, 1):
+        yield f"  request ids: {', '.join(map(str, instance.ids[:requests]))}"
+    for step, (row, (prompt, ends, before)) in enumerate(zip(instance.present, instance.prompts, strict=True), 1):
         if not all(row):
             yield f"  step {step}: request {row.index(False) + 1} does not decode"
         if prompt:
-            yield f"  step {step}: {prompt} prompt tokens, {ends} prompt{'s' * (ends != 1)} ended"
+            more = f"{_n(instance.price(1, prompt)[0] - instance.price(1, 0)[0])} s more"
+            yield f"  step {step}: {prompt} prompt tokens ({more}), {ends} prompt{'s' * (ends != 1)} ended"
+        if before:
+            yield f"  step {step}: prompts were computed since the step before it (view.prefilled)"
     yield from _before(case)
     heads = [f"request {seat + 1}" for seat in case.decoding] if len(case.decoding) > 1 else ["draft"]
     several = len(heads) > 1
@@ -252,15 +275,21 @@ def _before(case: Counterexample) -> Iterator[str]:
 
 def _reason(case: Counterexample) -> str | None:
     """Two drafts that agree before some position, of which one has it verified and the other does not."""
-    best: tuple[int, int, Drafted, Drafted] | None = None
-    for one in case.drafted:
-        for other in case.drafted:
-            for at in range(len(case.decoding)):
-                same = all(a == b for i, (a, b) in enumerate(zip(one.drafts, other.drafts, strict=True)) if i != at)
-                k = other.verified[at] + 1
-                looked = one.verified[at] >= k and one.drafts[at][: k - 1] == other.drafts[at][: k - 1]
-                if same and looked and (best is None or k < best[0]):
-                    best = k, at, one, other
+    best = None
+    for k in range(1, case.instance.decoders[0].gamma + 1):
+        # By what the two must share, the first draft of each kind.
+        kept: dict[Any, int] = {}
+        left: dict[Any, int] = {}
+        for n, drafted in enumerate(case.drafted):
+            for at, (draft, verified) in enumerate(zip(drafted.drafts, drafted.verified, strict=True)):
+                key = at, draft[: k - 1], drafted.drafts[:at], drafted.drafts[at + 1 :]
+                if verified >= k - 1:
+                    (kept if verified >= k else left).setdefault(key, n)
+        pairs = [(kept[key], left[key], key[0]) for key in kept.keys() & left.keys()]
+        if pairs:
+            one_at, other_at, at = min(pairs)
+            best = k, at, case.drafted[one_at], case.drafted[other_at]
+            break
     if best is None:
         if len(case.requests) > 1:
             return (

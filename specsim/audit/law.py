@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.asking import ask, fresh, scheduler_name
-from specsim.audit.models import Array, Decoder, Instance
+from specsim.audit.models import Array, Decoder, Instance, Prompts
 from specsim.types import SpecsimError
 from specsim.views import Lens, StepRecord, StepView
 
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
 
     ids: tuple[int, ...]
     rows: tuple[bytes, ...]
-    prompts: tuple[int, int]
+    prompts: Prompts
 
 
 class Past(NamedTuple):
@@ -67,13 +67,13 @@ class Asked:
         self.scheduler = scheduler
         self.name = scheduler_name(scheduler)
         self.remembers = hasattr(scheduler, "start")
-        self.looks_back = False
+        self.looks_back = self.looked = False
         self.may_look_back = getattr(scheduler, "uses_previous", True)
         self.reads_confidence = False
         self.twice = False
         self.calls = 0
         self.answers: dict[tuple[History, Seen], Lens] = {}
-        self.prices: dict[int, Array] = {}
+        self.prices: dict[tuple[int, int], Array] = {}
 
     def enter(self, instance: Instance) -> None:
         """Begin with an instance: answers to another are forgotten."""
@@ -97,11 +97,19 @@ class Asked:
         if self.remembers:
             schedule = fresh(self.scheduler)
             for i, past in enumerate(history):
-                again = ask(self.scheduler, schedule, self._view(history[:i], past.seen))
+                again = self._answer(schedule, self._view(history[:i], past.seen))
                 if tuple(again.tolist()) != past.lens:
                     self._unsteady()
         self.calls += 1
-        return ask(self.scheduler, schedule, self._view(history, seen))
+        return self._answer(schedule, self._view(history, seen))
+
+    def _answer(self, schedule: Any, view: StepView) -> Lens:
+        try:
+            return ask(self.scheduler, schedule, view)
+        finally:
+            # Whatever became of what was raised there: a bare except swallows it, a clause of its own raises another.
+            if self.looked and not self.looks_back:
+                raise _LooksBack
 
     def _unsteady(self) -> None:
         raise SpecsimError(
@@ -110,7 +118,7 @@ class Asked:
         )
 
     def _view(self, history: History, seen: Seen) -> AuditView:
-        n, (tokens, finishing) = len(seen.ids), seen.prompts
+        n, (tokens, finishing, before) = len(seen.ids), seen.prompts
 
         def confidence() -> Array:
             self.reads_confidence = True
@@ -119,6 +127,7 @@ class Asked:
         def previous() -> Sequence[StepRecord]:
             if not self.may_look_back or self.instance.steps == 1:
                 return ()
+            self.looked = True
             if not self.looks_back:
                 raise _LooksBack
             views = [(self._view(history[:i], past.seen), past) for i, past in enumerate(history)]
@@ -127,19 +136,21 @@ class Asked:
         return AuditView(
             np.array(seen.ids),
             lambda: _frozen(confidence().cumprod(axis=1)),
-            self._cost(n),
+            self._cost(n, tokens),
             gamma=self.gamma,
             confidence=confidence,
             prefill_tokens=tokens,
             finishing_prefills=finishing,
+            prefilled=before,
             previous=previous,  # type: ignore[arg-type]
         )
 
-    def _cost(self, n: int) -> Any:
+    def _cost(self, n: int, prompt_tokens: int) -> Any:
         """Step seconds by draft tokens of ``n`` requests, infinite beyond n·γ."""
-        if n not in self.prices:
-            self.prices[n] = np.append(self.instance.seconds[n - 1 : n * (self.gamma + 1)], np.inf)
-        curve = self.prices[n]
+        key = n, prompt_tokens
+        if key not in self.prices:
+            self.prices[key] = np.append(self.instance.price(n, prompt_tokens), np.inf)
+        curve = self.prices[key]
         return lambda drafts: curve.take(drafts, mode="clip")
 
 
@@ -214,8 +225,9 @@ def _block(
     said: list[tuple[int, ...]] = []
     lens = np.zeros((2, len(rows[0]) * len(rows[1])), dtype=np.int64)
     if live:
+        ids = tuple(instance.ids[seat] for seat in live)
         for n, shown in enumerate(itertools.product(*rows)):
-            seen.append(Seen(tuple(live), tuple(shown[seat] for seat in live), instance.prompts[step]))
+            seen.append(Seen(ids, tuple(shown[seat] for seat in live), instance.prompts[step]))
             answer = asked.lens(history, seen[n])
             said.append(tuple(answer.tolist()))
             lens[live, n] = answer
@@ -231,7 +243,10 @@ def outcomes(instance: Instance, block: Block, seat: int) -> Array:
         stays = np.eye(total)[states][:, None]
         return np.repeat(stays, len(block.kinds[seat]), axis=1)
     decoder = instance.decoders[seat]
-    return np.stack([decoder.verified(int(s))[block.kinds[seat], block.lens[seat]] for s in states])
+    out = np.zeros((len(states), len(block.kinds[seat]), decoder.first[-1]))
+    for i, state in enumerate(states.tolist()):
+        out[i][:, decoder.below(state)] = decoder.verified(state)[block.kinds[seat], block.lens[seat]]
+    return out
 
 
 def joined(mass: Array, one: Array, other: Array) -> Array:

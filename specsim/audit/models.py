@@ -10,16 +10,23 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specsim.audit.sizes import MOST_WHOLE, Size
 
 Array = NDArray[np.floating[Any]]
 Tables = tuple[Array, ...]
 Confidence = Literal["head", "draft_prob"]
 CONFIDENCES = ("head", "draft_prob")
 TABLES = ("target", "drafter", "confidence")
+PROMPT_TOKENS = 2000
+"""Prompt tokens that last as long as a step of one token."""
+CHUNKS = (1, 3, 8, 64, 200, 512, 2048, 8192)
+IDS = ((0, 1), (0, 1), (1, 0), (3, 8), (12, 5), (4000, 4001))
+"""Names of the requests, in the order of the batch: that of joining it, which need not be that of arrival."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +106,11 @@ class Decoder:
         return {}
 
     def verified(self, state: int) -> Array:
-        """Where ``state`` goes if a block of kind u is drafted and l tokens verified: chances [kinds, γ + 1, states].
+        """Where ``state`` goes if a block of kind u is drafted and l tokens verified: chances [kinds, γ + 1, below].
 
-        Those of the blocks of a kind, each times the chance that it is drafted, are added up: a scheduler that sees
-        confidences alone cannot tell them apart.
+        What lies below a state, itself included, is numbered as states are, from it on (``below`` has their numbers).
+        The chances of the blocks of a kind, each times the chance that it is drafted, are added up: a scheduler that
+        sees confidences alone cannot tell them apart.
         """
         if state not in self._verified:
             kinds = self.kinds[self.anchors[state]]
@@ -113,8 +121,15 @@ class Decoder:
             self._verified[state] = (member @ each.reshape(len(each), -1)).reshape(-1, *each.shape[1:])
         return self._verified[state]
 
+    def below(self, state: int) -> NDArray[np.int64]:
+        """The states that ``state`` may go to in a step, as ``verified`` numbers them."""
+        v, n = self.vocabulary, int(self.lengths[state])
+        text = state - self.first[n]
+        depths = range(min(self.gamma + 1, self.length - n) + 1)
+        return np.concatenate([self.first[n + d] + text * v**d + np.arange(v**d) for d in depths])
+
     def verify(self, state: int) -> Array:
-        """Where ``state`` goes if block d is drafted and l of its tokens verified: chances [V^γ, γ + 1, states].
+        """Where ``state`` goes if block d is drafted and l of its tokens verified: chances [V^γ, γ + 1, below].
 
         Rejection sampling: draft token x is kept with min(1, p(x)/q(x)); in the place of the first that is not, a token
         is drawn from (p - q)+, and after the last if all are kept, from p. Multiplied by the chance that d is drafted.
@@ -123,18 +138,18 @@ class Decoder:
         anchor, text = int(self.anchors[state]), state - self.first[n]
         blocks = np.arange(v**gamma)
         rows, tokens = blocks[:, None], np.arange(v)
-        out = np.zeros((len(blocks), gamma + 1, self.first[-1]))
-        ended = np.zeros((len(blocks), self.first[-1]))  # by a rejection before the last verified token
+        below = self.first[min(gamma + 1, self.length - n) + 1]
+        out = np.zeros((len(blocks), gamma + 1, below))
+        ended = np.zeros((len(blocks), below))  # by a rejection before the last verified token
         reach = self.chances[anchor].copy()  # that the block is drafted and all its tokens so far are kept
         for k in range(gamma + 1):
             before = blocks // v ** (gamma - k)  # the first k drafts
-            at = text * v**k + before
             if n + k == self.length:  # all N tokens are out: what is verified beyond makes no difference
-                ended[blocks, self.first[-2] + at] += reach
+                ended[blocks, self.first[k] + before] += reach
                 out[:, k:] = ended[:, None]
                 break
-            p = self.target[n + k][at]
-            to = (self.first[n + k + 1] + at * v)[:, None] + tokens
+            p = self.target[n + k][text * v**k + before]
+            to = (self.first[k + 1] + before * v)[:, None] + tokens
             out[:, k] = ended
             out[rows, k, to] += reach[:, None] * p
             if k < gamma:
@@ -159,44 +174,41 @@ class Decoder:
         return going
 
 
+class Prompts(NamedTuple):
+    """Prompts beside the decodes of a step: ``tokens`` of them, with ``ending`` chunks that end theirs, 0..tokens.
+
+    ``before``: whether some were computed in steps without decodes since the last view.
+    """
+
+    tokens: int = 0
+    ending: int = 0
+    before: bool = False
+
+
 @dataclass(frozen=True)
 class Instance:
     """What a scheduler is put into: one or two decoders, and what it is told besides.
 
     ``seconds[b - 1]`` is what a step of b tokens lasts, b = 1..R(γ+1). ``present`` bool [steps][R]: who decodes in
-    which step, if it is not done. ``prompts`` [steps]: prompt tokens in the step, and how many prompts end in it.
+    which step, if it is not done. ``prompts`` [steps]: those in each step. ``ids`` [2]: the requests' names.
     """
 
     decoders: tuple[Decoder, ...]
     seconds: Array
     present: tuple[tuple[bool, ...], ...]
-    prompts: tuple[tuple[int, int], ...]
+    prompts: tuple[Prompts, ...]
     confidence: Confidence
+    ids: tuple[int, int] = (0, 1)
 
     @property
     def steps(self) -> int:
         """Steps before the target goes on alone."""
         return len(self.present)
 
-
-@dataclass(frozen=True)
-class Size:
-    """How large an instance is: tokens in the vocabulary, drafts a block, requests, steps."""
-
-    vocabulary: int
-    gamma: int
-    requests: int
-    steps: int
-
-    @property
-    def blocks(self) -> int:
-        """Drafts of a step, all requests together."""
-        return int(self.vocabulary ** (self.gamma * self.requests))
-
-    @property
-    def length(self) -> int:
-        """Tokens compared: as many as the last step can add to the fewest before it."""
-        return self.steps + self.gamma
+    def price(self, requests: int, prompt_tokens: int) -> Array:
+        """Seconds of a step of ``requests`` with 0, 1, .. Rγ drafts, float [Rγ + 1]; prompts make it dearer."""
+        plain: Array = self.seconds[requests - 1 : requests * (self.decoders[0].gamma + 1)]
+        return np.asarray(plain + self.seconds[0] * prompt_tokens / PROMPT_TOKENS)
 
 
 def from_drafter(decoder: Decoder, confidence: Confidence) -> Decoder:
@@ -252,7 +264,7 @@ def plain(size: Size, confidence: Confidence) -> Iterator[Instance]:
                 decoders.append(Decoder(target, drafter, of_head(tables, v)))
         everyone = ((True,) * size.requests,) * size.steps
         for seconds in sps_shapes(size.requests, gamma):
-            yield Instance(tuple(decoders), seconds, everyone, ((0, 0),) * size.steps, confidence)
+            yield Instance(tuple(decoders), seconds, everyone, (Prompts(),) * size.steps, confidence)
 
 
 def _plainest_first(levels: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:
@@ -283,11 +295,12 @@ def _towards_first(chance: Array, vocabulary: int) -> Array:
 
 def drawn(size: Size, confidence: Confidence, rng: np.random.Generator) -> Instance:
     """A random instance: laws and confidences of many kinds, zeros, ones and ties among them, and any step times."""
-    # With two requests and whole blocks, tables by the last token would make more histories than can be told apart.
-    anchored = size.steps > 1 and size.requests * size.gamma < 4 and rng.random() < 0.7
+    # With whole blocks, or many steps, tables by the last token would make more histories than can be told apart.
+    fits = size.requests * size.gamma < (4 if size.steps <= 4 else 2)
+    anchored = size.steps > 1 and fits and rng.random() < 0.7
     decoders = tuple(_decoder(size, size.vocabulary if anchored else 1, confidence, rng) for _ in range(size.requests))
     present, prompts = _attendance(size, rng)
-    return Instance(decoders, _step_times(size, rng), present, prompts, confidence)
+    return Instance(decoders, _step_times(size, rng), present, prompts, confidence, IDS[rng.integers(len(IDS))])
 
 
 def _decoder(size: Size, anchors: int, confidence: Confidence, rng: np.random.Generator) -> Decoder:
@@ -313,7 +326,26 @@ def _decoder(size: Size, anchors: int, confidence: Confidence, rng: np.random.Ge
             tables.append(rng.beta(0.3, 0.3, shape))
         else:
             tables.append(1 - rng.random(shape) ** (3 if kind == "sure" else 1))
+    if size.gamma > MOST_WHOLE and rng.random() < 0.7:  # or no survival at the end of a long block were of any size
+        tables = [table ** (1 / size.gamma) for table in tables]
+    if size.telling < size.gamma:
+        telling = set(rng.choice(size.gamma - (confidence == "head"), size.telling, replace=False).tolist())
+        tables = [_by_few(table, telling, v) for table in tables]
+        if confidence == "draft_prob":  # the others are drafted evenly or for sure: their probability tells nothing
+            rest = np.eye(v)[0] if rng.random() < 0.5 else np.full(v, 1 / v)
+            drafter = tuple(
+                _by_few(table, telling, v) if k in telling else np.tile(rest, (*table.shape[:2], 1))
+                for k, table in enumerate(drafter)
+            )
     return from_drafter(Decoder(target, drafter, of_head(tables, v)), confidence)
+
+
+def _by_few(table: Array, telling: set[int], vocabulary: int) -> Array:
+    """``table`` [A, V^k, ..] made to depend on those tokens alone whose places in the block are ``telling``."""
+    codes = np.arange(table.shape[1])
+    length = round(np.log(len(codes)) / np.log(vocabulary))
+    places = [vocabulary ** (length - 1 - j) for j in range(length) if j in telling]
+    return np.asarray(table[:, sum((codes // at % vocabulary * at for at in places), np.zeros_like(codes))])
 
 
 def _laws(shape: tuple[int, ...], vocabulary: int, rng: np.random.Generator) -> Array:
@@ -343,17 +375,25 @@ def _step_times(size: Size, rng: np.random.Generator) -> Array:
     return np.asarray(seconds * rng.choice([1.0, 0.01]))
 
 
-def _attendance(
-    size: Size, rng: np.random.Generator
-) -> tuple[tuple[tuple[bool, ...], ...], tuple[tuple[int, int], ...]]:
+def _attendance(size: Size, rng: np.random.Generator) -> tuple[tuple[tuple[bool, ...], ...], tuple[Prompts, ...]]:
     """Who decodes in which step, and the prompts beside them: a second request may join, or be put out for a while."""
     present = np.ones((size.steps, size.requests), dtype=bool)
-    prompts = [(int(rng.integers(1, 9)), int(rng.integers(0, 2))) if rng.random() < 0.25 else (0, 0) for _ in present]
+    # Before the first decodes there were prompts alone, unless an engine takes them for free.
+    prompts = [_prompts(rng, before=bool(rng.random() < (0.15 if step else 0.5))) for step in range(size.steps)]
     if size.requests > 1 and size.steps > 1 and rng.random() < 0.6:
-        if rng.random() < 0.6:  # joins at some step, its prompt ending in the one before
+        if rng.random() < 0.6:  # joins at some step, its prompt ending in the one before, or in a step of its own
             joins = int(rng.integers(1, size.steps))
             present[:joins, 1] = False
-            prompts[joins - 1] = (max(prompts[joins - 1][0], 4), 1)
+            if rng.random() < 0.3:
+                prompts[joins] = prompts[joins]._replace(before=True)
+            else:
+                tokens, ending, before = prompts[joins - 1]
+                prompts[joins - 1] = Prompts(max(tokens, 4), max(ending, 1), before)
         else:
             present[int(rng.integers(1, size.steps)), 1] = False
     return tuple(tuple(row) for row in present.tolist()), tuple(prompts)
+
+
+def _prompts(rng: np.random.Generator, *, before: bool) -> Prompts:
+    tokens = int(rng.choice(CHUNKS)) if rng.random() < 0.3 else 0
+    return Prompts(tokens, min(int(rng.integers(0, 4)), tokens), before)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specsim.audit.law import Asked, distance_of
-from specsim.audit.models import TABLES, TARGETS, Decoder, Instance, Tables, from_drafter
+from specsim.audit.models import TABLES, TARGETS, Decoder, Instance, Prompts, Tables, from_drafter
 
 
 def simplified(instance: Instance, asked: Asked, tolerance: float) -> Instance:
@@ -23,7 +23,8 @@ def simplified(instance: Instance, asked: Asked, tolerance: float) -> Instance:
 
 
 def _changes() -> Iterator[Any]:
-    yield lambda i: replace(i, prompts=((0, 0),) * i.steps)
+    yield lambda i: replace(i, prompts=(Prompts(),) * i.steps)
+    yield lambda i: replace(i, ids=(0, 1))
     yield lambda i: replace(i, present=((True,) * len(i.decoders),) * i.steps)
     yield lambda i: _each(i, target=_plain_target, drafter=_even)
     yield lambda i: _each(i, target=_plain_target)
