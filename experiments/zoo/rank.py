@@ -246,7 +246,7 @@ def ranking(runs: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
 
 def winners(table: pd.DataFrame) -> str:
     """Markdown: the best contender of every column, who ties with it, and how far behind others are."""
-    shown = ("NoSpec", "StaticGamma(γ)", "SmartSpec", "LoadBlind", REFERENCE)
+    shown = ("NoSpec", "StaticGamma(γ)", "SmartSpec", "LoadBlind(next step)", REFERENCE)
     lines = ["| setting | users | best | no different | " + " | ".join(f"{n} behind" for n in shown) + " |"]
     lines.append("|" + "---|" * (4 + len(shown)))
     for (setting, users), cell in table.groupby(["setting", "users"], sort=False):
