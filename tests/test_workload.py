@@ -288,8 +288,13 @@ NAN = float("nan")
         (lambda: ClosedLoop(1.5), "ClosedLoop.concurrency: expected a whole number"),
         (
             lambda: ClosedLoop(1, think_s=-0.1),
-            "ClosedLoop.think_s: expected a number of at least 0, got -0.1",
+            "ClosedLoop.think_s: expected a number of at least 0 and of at most 1000000, got -0.1",
         ),
+        (
+            lambda: ClosedLoop(1, think_s=1e9),
+            "ClosedLoop.think_s: expected a number of at least 0 and of at most 1000000",
+        ),
+        (lambda: ClosedLoop(1, think_cv=-1), "ClosedLoop.think_cv: expected a number of at least 0"),
         (lambda: Arrivals([1.0]), "Arrivals.table: expected Requests, got list"),
         (lambda: Arrivals(table()).scaled(0), "Arrivals.scaled rate: expected a number above 0, got 0"),
         (lambda: Arrivals(table()).head(0), "Arrivals.head n: expected a whole number of at least 1, got 0"),

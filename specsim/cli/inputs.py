@@ -348,7 +348,7 @@ def parse_workloads(
         raise SpecsimError(f"workload: expected one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}")
     unused = {
         "--rate": rate is not None and arrivals is None,
-        "--cv": cv != 1 and poisson is None,
+        "--cv": cv != 1 and poisson is None and (closed is None or think == 0),
         "--think": think != 0 and closed is None,
         "--turns": turns is not None and closed is None,
         "--num-requests": num_requests is not None and ramp is not None,
@@ -365,7 +365,7 @@ def parse_workloads(
     if closed is not None:
         users = [int(c) for c in parse_numbers("--closed", closed, whole=True)]
         said = _law("--turns", turns or "1")
-        return [ClosedLoop(c, prompt, output, think, measured=num_requests, turns=said) for c in users]
+        return [ClosedLoop(c, prompt, output, think, measured=num_requests, turns=said, think_cv=cv) for c in users]
     if poisson is not None:
         rates = parse_numbers("--poisson", poisson)
         if cv == 1:

@@ -93,7 +93,12 @@ class Options:
         str | None, option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)
     ] = None
     cv: Annotated[
-        float, option("--cv", help="Spread of the gaps between arrivals: 1 is Poisson, more is bursty.", panel=LOAD)
+        float,
+        option(
+            "--cv",
+            help="Spread of the gaps between arrivals (or of --think): 1 is Poisson (exponential), more is bursty.",
+            panel=LOAD,
+        ),
     ] = 1.0
     ramp: Annotated[
         str | None, option("--ramp", help="Poisson arrivals of changing rate, START,END,SECONDS.", panel=LOAD)
@@ -120,7 +125,12 @@ class Options:
         str | None, option("--output-tokens", help="256 (default), or 'lognormal(256, 1)'.", panel=LOAD)
     ] = None
     think: Annotated[
-        float, option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
+        float,
+        option(
+            "--think",
+            help="Mean seconds a closed-loop user thinks between requests: exponential, or always so many (--cv 0).",
+            panel=LOAD,
+        ),
     ] = 0.0
     turns: Annotated[
         str | None,
