@@ -310,11 +310,9 @@ class ClosedLoop:
         """Return when each user first asks, seconds, float64[concurrency]; all 0 without thinking."""
         rng = stream(seed, "think").spawn(2)[0]
         # What falls into a think time at random finds the long ones more often: by a gamma law of one more in shape.
-        under_way = 1.0
-        if self.think_cv >= _EVEN:
-            scale = self.think_cv**2
-            under_way = rng.standard_gamma(1 / scale + 1, self.concurrency) * scale
-        return self.think_s * under_way * rng.random(self.concurrency)
+        users, scale = self.concurrency, self.think_cv**2
+        under_way = np.ones(users) if self.think_cv < _EVEN else rng.standard_gamma(1 / scale + 1, users) * scale
+        return self.think_s * under_way * rng.random(users)
 
     def thinks(self, seed: int) -> Iterator[Floats]:
         """Yield, without end, the seconds thought after each of the next 1024 requests, float64[1024]."""
