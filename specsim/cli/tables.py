@@ -57,6 +57,8 @@ GROUPS: dict[str, list[tuple[str, str, str, bool]]] = {
 
 QUIET = ("preemptions", "single_token_requests")
 """Nothing to tell where they are 0."""
+ALWAYS = ("request_rate", "throughput")
+"""Told even without a number: the measurement window was too short for one."""
 
 
 def summary_table(title: str, summary: pd.DataFrame, everything: bool = False) -> Table:
@@ -129,7 +131,7 @@ def _signed(share: float) -> str:
 
 
 def _tells(name: str, values: pd.Series[Any]) -> bool:
-    return bool((values > 0).any() if name in QUIET else values.notna().any())
+    return name in ALWAYS or bool((values > 0).any() if name in QUIET else values.notna().any())
 
 
 def _cell(kind: str, value: Any) -> str:
