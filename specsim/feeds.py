@@ -11,8 +11,8 @@ import simpy
 from specsim.kv import contents, conversation
 from specsim.ledger import Ledger
 from specsim.rules import Limits
-from specsim.types import Ints
-from specsim.workload import Arrivals, ClosedLoop, OpenLoop, Workload
+from specsim.types import Ints, SpecsimError
+from specsim.workload import LATEST_S, Arrivals, ClosedLoop, OpenLoop, Workload
 
 
 class Run(Protocol):
@@ -49,6 +49,11 @@ class OpenFeed:
 
     def __init__(self, run: Run, workload: OpenLoop) -> None:
         requests = workload.requests(run.seed)
+        if requests.arrival_s[-1] > LATEST_S:
+            raise SpecsimError(
+                f"workload {workload.label}: expected the last arrival within {LATEST_S:g} s, got "
+                f"{requests.arrival_s[-1]:.3g} s, where clocks do not tell microseconds apart"
+            )
         run.add(requests.prompt_tokens, requests.output_tokens, requests.domains, requests.domain)
         if run.ledger.shares_prefixes:
             hashes, sessions = requests.prefix_hashes, requests.session_id

@@ -53,7 +53,10 @@ __all__ = [
     "write_requests",
 ]
 
-MOST_THINK_S = 1e6  # some eleven days
+MOST_REQUESTS = 100_000_000
+LEAST_RATE = 1e-6  # requests per second: one in eleven days
+MOST_THINK_S = 1e6
+LATEST_S = 1e10  # times beyond are not told apart to a microsecond
 _BLOCK = 1024
 _EVEN = 1e-6  # gaps with a smaller CV are as good as equal, and their gamma's shape would overflow
 
@@ -75,7 +78,7 @@ class Poisson:
     closed: ClassVar[Literal[False]] = False
 
     def __post_init__(self) -> None:
-        check_number("Poisson.rate", self.rate, above=0)
+        check_number("Poisson.rate", self.rate, least=LEAST_RATE)
         check_number("Poisson.num_requests", self.num_requests, least=1, whole=True)
         _check_asked("Poisson", self.prompt_tokens, self.output_tokens, self.domain)
 
@@ -113,7 +116,7 @@ class Gamma:
     closed: ClassVar[Literal[False]] = False
 
     def __post_init__(self) -> None:
-        check_number("Gamma.rate", self.rate, above=0)
+        check_number("Gamma.rate", self.rate, least=LEAST_RATE)
         check_number("Gamma.cv", self.cv, least=0, most=1000)
         check_number("Gamma.num_requests", self.num_requests, least=1, whole=True)
         _check_asked("Gamma", self.prompt_tokens, self.output_tokens, self.domain)
@@ -156,6 +159,11 @@ class Ramp:
         if self.start_rate == self.end_rate == 0:
             raise SpecsimError("Ramp.end_rate: expected a number above 0 where start_rate is 0, got 0")
         check_number("Ramp.duration_s", self.duration_s, above=0)
+        if self.load * self.duration_s > MOST_REQUESTS:
+            raise SpecsimError(
+                f"Ramp: expected at most {MOST_REQUESTS:,} requests, got about {self.load * self.duration_s:.2g} "
+                f"({self.load:g}/s on average for {self.duration_s:g} s)"
+            )
         _check_asked("Ramp", self.prompt_tokens, self.output_tokens, self.domain)
 
     @property
@@ -216,7 +224,7 @@ class Arrivals:
 
     def scaled(self, rate: float) -> Arrivals:
         """Return the same requests with time stretched so that ``rate`` arrive per second on average."""
-        check_number("Arrivals.scaled rate", rate, above=0)
+        check_number("Arrivals.scaled rate", rate, least=LEAST_RATE)
         if not np.isfinite(self.load):
             raise SpecsimError("Arrivals.scaled: expected arrivals at different times, got all at one time")
         return replace(self, table=replace(self.table, arrival_s=self.table.arrival_s * (self.load / rate)))

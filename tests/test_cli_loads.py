@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from test_cli import BASE, mistake
 
 Run = Callable[..., tuple[int, str, str]]
@@ -39,3 +40,39 @@ def test_a_window_too_short_for_rates_is_told(run: Run, tmp_path: Path) -> None:
         # Of two loads one lasts long enough: told, and drawn.
         code, _, err = run(verb, *options, "--rate", "0.001,0.2", *twice, "--out", out)
         assert (code, "note: in 2 of 4 runs the measurement window" in err) == (0, True), err
+
+
+@pytest.mark.parametrize("ramp", ["2,20,20", "5,5,3", "1:60:60", "0,8,5"])
+def test_a_ramp_may_repeat_a_number_and_begin_at_none(run: Run, ramp: str, tmp_path: Path) -> None:
+    arguments = ("--output-tokens", 4, "--prompt-tokens", 4, "--json", tmp_path / "r.json")
+    code, _, err = run("simulate", *BASE, "--ramp", ramp, *arguments)
+    assert code == 0, err
+    assert json.loads((tmp_path / "r.json").read_text())["metrics"][0]["requests"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--ramp", "5,1,1e12"), "--ramp: Ramp: expected at most 100,000,000 requests, got about 3e+12"),
+        (("--ramp", "5,x,7"), "--ramp: expected START,END,SECONDS such as 1,50,600, got '5,x,7'"),
+        (("--ramp", "5,-1,7"), "--ramp: Ramp.end_rate: expected a number of at least 0, got -1.0"),
+        (("--ramp", "5,1,nan"), "--ramp: Ramp.duration_s: expected a number above 0"),
+        (("--poisson", "1e-300"), "--poisson: expected at least 1e-06 requests/s, got 1e-300"),
+        (("--poisson", "1e-12", "--cv", "2"), "--poisson: expected at least 1e-06 requests/s"),
+        (("--poisson", "1e-6", "--num-requests", "100000"), "expected the last arrival within 1e+10 s, got 1e+11 s"),
+        (
+            ("--closed", "1", "--kv-tokens", "10"),
+            "KV cache of 0 tokens (--kv-tokens, kv_tokens: 10,",
+        ),
+        (("--closed", "1", "--steps"), "--steps: has no meaning without --out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_loads_that_cannot_be(run: Run, arguments: tuple[str, ...], words: str) -> None:
+    assert words in mistake(run, "simulate", *BASE, *arguments)
+
+
+def test_a_scenario_file_names_no_other(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('scenario = "b.toml"\nclosed = [1]\n')
+    assert f"{path}: scenario: a scenario file reads no other" in mistake(run, "simulate", "--scenario", path)

@@ -12,7 +12,8 @@ import typer
 
 from specsim.acceptance import Drafter
 from specsim.baseline import MadeOf, fingerprint
-from specsim.cli.inputs import parse_domains, parse_names, parse_policies, parse_workloads, policy_files, read_scenario
+from specsim.cli.inputs import parse_domains, parse_names, parse_policies, policy_files, read_scenario
+from specsim.cli.loads import parse_workloads
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
 from specsim.routing import ROUTERS
@@ -42,6 +43,8 @@ def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
         for key in options:
             if key not in known:
                 raise SpecsimError(f"{path}: {key}: not an option of specsim {context.info_name}")
+        if "scenario" in options:
+            raise SpecsimError(f"{path}: scenario: a scenario file reads no other one: expected its options here")
         context.default_map = {**(context.default_map or {}), **options}
     return path
 
@@ -101,7 +104,12 @@ class Options:
         ),
     ] = 1.0
     ramp: Annotated[
-        str | None, option("--ramp", help="Poisson arrivals of changing rate, START,END,SECONDS.", panel=LOAD)
+        str | None,
+        option(
+            "--ramp",
+            help="Poisson arrivals at a changing rate, START,END,SECONDS: 2,20,600 rises from 2 to 20/s in 10 minutes.",
+            panel=LOAD,
+        ),
     ] = None
     arrivals: Annotated[
         Path | None,
@@ -114,7 +122,7 @@ class Options:
         int | None,
         option(
             "--num-requests",
-            help="Requests: of an open loop (default 2000, or all), or measured in a closed one.",
+            help="Requests of an open loop (default: 2000, or all); measured in a closed one (10 a user, 500 at least).",
             panel=LOAD,
         ),
     ] = None

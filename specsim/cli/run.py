@@ -70,6 +70,8 @@ def simulate(
     Example: specsim simulate --profile hw_profiles/dsv4-flash-b300-tp4.json
     --trace traces/qwen3-4b-dspark.json -s 'DSparkAsync(staleness=2)' --closed 64
     """
+    if steps and out is None:
+        raise SpecsimError("--steps: has no meaning without --out, the folder that the step table goes to")
     _check_outputs(out, ["requests.parquet", *["steps.parquet"] * steps], json, options.files())
     slo = slo_of(slo_ttft, slo_interactivity)
     base, policies, workloads = options.build()
