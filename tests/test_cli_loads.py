@@ -76,3 +76,30 @@ def test_a_scenario_file_names_no_other(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text('scenario = "b.toml"\nclosed = [1]\n')
     assert f"{path}: scenario: a scenario file reads no other" in mistake(run, "simulate", "--scenario", path)
+    path.write_text('out = ""\nclosed = [1]\n')
+    assert f"{path}: out: expected a path, got ''" in mistake(run, "simulate", *BASE, "--scenario", path)
+
+
+@pytest.mark.parametrize("empty", [("--out", ""), ("--out=",)])
+def test_an_empty_path_is_not_this_folder(
+    run: Run, empty: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for verb in ("simulate", "pareto", "report", "baseline"):
+        assert mistake(run, verb, *BASE, "--closed", "1", *empty) == "error: --out: expected a path, got ''\n"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_that_is_stopped_leaves_no_empty_folder(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specsim.cli.run.run_sweep", stop)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for out in (kept, tmp_path / "deep" / "out"):
+        code, _, _ = run("pareto", *BASE, "--closed", "1", "--out", out, "--json", tmp_path / "more" / "a.json")
+        assert code == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

@@ -43,6 +43,8 @@ def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
         for key in options:
             if key not in known:
                 raise SpecsimError(f"{path}: {key}: not an option of specsim {context.info_name}")
+        if options.get("out") == "":
+            raise SpecsimError(f"{path}: out: expected a path, got ''")
         if "scenario" in options:
             raise SpecsimError(f"{path}: scenario: a scenario file reads no other one: expected its options here")
         context.default_map = {**(context.default_map or {}), **options}
@@ -122,7 +124,7 @@ class Options:
         int | None,
         option(
             "--num-requests",
-            help="Requests of an open loop (default: 2000, or all); measured in a closed one (10 a user, 500 at least).",
+            help="Requests of an open loop (default 2000, or all); measured in a closed one (10 a user, 500 at least).",
             panel=LOAD,
         ),
     ] = None
