@@ -14,7 +14,7 @@ from specsim.baseline import note_made_of, read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
-from specsim.cli.tables import gain_table, sold_table, summary_table
+from specsim.cli.tables import gain_tables, sold_tables, summary_table
 from specsim.crossovers import crossover_lines, crossovers
 from specsim.engine import Policy, Scenario
 from specsim.engine import simulate as simulate_once
@@ -169,9 +169,9 @@ def pareto(
     tables = [sla_table(part, floors, base).assign(domain=domain) for domain, part in fronts.items()]
     front = make_front(frame)
     sold = sla_table(front, floors, base)
-    show.console().print(sold_table(front, sold))
-    if (gains := gain_table(sold, base or front.policies[0])) is not None:
-        show.console().print(gains)
+    width = show.console().width
+    for table in (*sold_tables(front, sold, width), *gain_tables(sold, base or front.policies[0], width)):
+        show.console().print(table)
     crossed = crossovers(front)
     for line in crossover_lines(front):
         show.console().print(line)
