@@ -64,7 +64,7 @@ class AcceptanceCheck:
     TOO_FEW; "" where nothing was published) and ``blocks`` that got as far (NaN for parameters). ``tau``: tokens a
     block of ``gamma`` tokens, as many of its own as something was published for, with the published range; it is the
     product of ``yours``: over all blocks, as if each were drafted whole, as what was published is. ``proposing``: share
-    of the blocks that propose a token or more; ``tau_blocks``: tokens a block as they were proposed, those without a proposal
+    of the blocks that propose a token or more; ``tau_blocks``: tokens a block as proposed, those without a proposal
     included. ``tau_cycles``: tokens a cycle of a replay of blocks cut to ``gamma``, which is ``tau_table``'s τ, where
     stretches that drafts get through quickly have fewer cycles; NaN where the two are the same (parameters of one
     domain). All count the bonus token.
