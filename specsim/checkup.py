@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from specsim.blocktrace import TOTAL, Trace
 from specsim.engine import Policy, Scenario
-from specsim.pareto import half_width
+from specsim.pareto import ROUNDING, half_width
 from specsim.schedulers import NoSpec, StaticGamma
 from specsim.sweep import sweep
 from specsim.synthesis import Synthetic
@@ -49,15 +50,24 @@ PUBLISHED = (
 """What traces/*.json hold, so that it is at hand where the package is installed alone (a test keeps the two equal)."""
 
 
+FEW = 20
+"""Blocks that got as far as a position, below which its acceptance is not judged."""
+ALWAYS = 0.99
+"""Share of blocks that propose something, above which a drafter counts as one that always does."""
+TOO_FEW = "too few blocks to tell"
+
+
 @dataclass(frozen=True, eq=False)
 class AcceptanceCheck:
     """``positions``: a row a position with ``yours``, ``low`` and ``high`` (its 95 % interval, NaN where the trace is
-    parameters), ``published_low`` and ``published_high`` over the domains, and ``verdict`` (below, within or above; ""
-    where nothing was published). ``tau``: tokens a block of ``gamma`` tokens, as many of its own as something was
-    published for, with the published range; it is the product of ``yours``: over all blocks, as if each were drafted
-    whole, as what was published is. ``tau_cycles``: tokens a cycle of a replay of blocks cut to ``gamma``, which is
-    ``tau_table``'s τ, where stretches that drafts get through quickly have fewer cycles; NaN where the two are the same
-    but for chance (parameters of one domain). Both count the bonus token.
+    parameters), ``published_low`` and ``published_high`` over the domains, ``verdict`` (below, within, above or
+    TOO_FEW; "" where nothing was published) and ``blocks`` that got as far (NaN for parameters). ``tau``: tokens a
+    block of ``gamma`` tokens, as many of its own as something was published for, with the published range; it is the
+    product of ``yours``: over all blocks, as if each were drafted whole, as what was published is. ``proposing``: share
+    of the blocks that propose a token or more; ``tau_blocks``: tokens a block as proposed, those without a proposal
+    included. ``tau_cycles``: tokens a cycle of a replay of blocks cut to ``gamma``, which is ``tau_table``'s τ, where
+    stretches that drafts get through quickly have fewer cycles; NaN where the two are the same (parameters of one
+    domain). All count the bonus token.
     """
 
     drafter: str
@@ -68,64 +78,130 @@ class AcceptanceCheck:
     tau: float
     tau_published: tuple[float, float]
     tau_cycles: float = math.nan
+    proposing: float = 1.0
+    tau_blocks: float = math.nan
 
     def words(self) -> str:
         """The answer in a sentence or two."""
         low, high = self.tau_published
-        where = "below" if self.tau < low else "above" if self.tau > high else "within"
-        text = (
-            f"{self.drafter}: {self.tau:.2f} tokens a block of {self.gamma} drafted whole, bonus token included, "
-            f"{where} the {low:.2f} to {high:.2f} published for {' or '.join(self.kinds)} ({'; '.join(self.sources)})."
-        )
-        if f"{self.tau_cycles:.2f}" not in (f"{self.tau:.2f}", "nan"):
+        if (blocks := float(self.positions["blocks"].iloc[0])) < FEW:
+            return f"{self.drafter}: {TOO_FEW} whether acceptance is normal: {blocks:.0f}, expected {FEW} or more."
+        always = self.proposing > ALWAYS
+        tau = self.tau if always else self.tau_blocks
+        where = "below" if tau < low else "above" if tau > high else "within"
+        published = f"{low:.2f} to {high:.2f} published for {' or '.join(self.kinds)} ({'; '.join(self.sources)})"
+        if always:
+            text = (
+                f"{self.drafter}: {tau:.2f} tokens a block of {self.gamma} drafted whole, bonus token included, "
+                f"{where} the {published}."
+            )
+        else:
+            text = (
+                f"{self.drafter}: only {100 * self.proposing:.3g} % of its blocks propose anything. As they are, "
+                f"blocks of up to {self.gamma} give {tau:.2f} tokens, bonus token included, {where} the {published}, "
+                "whose drafters propose every time. The table is of what was proposed: drafts as good and always "
+                f"whole would give {self.tau:.2f}."
+            )
+        if f"{self.tau_cycles:.2f}" not in (f"{tau:.2f}", "nan"):
             text += (
                 f" Over the cycles of a replay, as trace compare counts, τ is {self.tau_cycles:.2f}: where drafts get "
                 "far there are fewer cycles, and short drafts count as they are."
             )
-        for verdict in ("below", "above"):
+        for verdict in ("below", "above", TOO_FEW):
             at = self.positions.loc[self.positions["verdict"] == verdict, "position"].tolist()
+            named = verdict.capitalize() if verdict == TOO_FEW else f"{verdict.capitalize()} every published domain"
             if at:
-                text += f" {verdict.capitalize()} every published domain: position {', '.join(map(str, at))}."
+                text += f" {named}: position {', '.join(map(str, at))}."
         if (self.positions["verdict"] == "below").any():
             text += " Look for another target, chat template or temperature than the drafter was trained for."
         return text
 
 
-def acceptance_check(trace: Trace | Synthetic) -> AcceptanceCheck:
+def acceptance_check(trace: Trace | Synthetic, name: str = "") -> AcceptanceCheck:
     """Hold a trace's acceptance, all domains together, against what was published for its kind of drafter.
 
-    The kind is read from the drafter's name; a name that tells none is held against all of them. Acceptance depends on
-    target, text and temperature: being outside the range is a reason to look, being inside it is no proof.
+    The kind is read from the drafter's name; a name that tells none is held against all of them. A drafter that the
+    trace does not know goes by ``name``. Acceptance depends on target, text and temperature: being outside the range is
+    a reason to look, being inside it is no proof.
+
+    Intervals of recorded traces are the wider of two: clustered by response, and Wilson's for independent blocks, which
+    holds where few or none were accepted. Parameters have their exact acceptance where the positions of a block are
+    independent (counters always are), and that of blocks drawn from them otherwise.
     """
     synthetic = isinstance(trace, Synthetic)
-    name = trace.drafter if isinstance(trace, Synthetic) else trace.meta.drafter
-    letters = "".join(c for c in name.lower() if c.isalnum())
+    drafter = trace.drafter if isinstance(trace, Synthetic) else trace.meta.drafter
+    letters = "".join(c for c in drafter.lower() if c.isalnum())
     kinds = [p for p in PUBLISHED if p.kind.lower() in letters] or list(PUBLISHED)
+    exact = _survival(trace) if isinstance(trace, Synthetic) else None
     blocks = sample(trace) if isinstance(trace, Synthetic) else trace
     table = acceptance_table(blocks)
     own = table[table["domain"] == TOTAL]
     rows = []
-    for _, row in own.iterrows():
-        k = int(row["position"]) - 1
-        told = [means[k] for p in kinds for means in p.domains.values() if len(means) > k]
+    for at, (_, row) in enumerate(own.iterrows()):
+        mine, reached = float(row["conditional"]), float(row["reached"])
+        ends = (math.nan, math.nan)
+        if not synthetic:
+            ends = _interval(mine, reached, (float(row["conditional_low"]), float(row["conditional_high"])))
+        if exact is not None:
+            whole = np.concatenate(([1.0], exact.mean(axis=0)))
+            mine = float(whole[at + 1] / whole[at]) if whole[at] > 0 else math.nan
+        told = [means[at] for p in kinds for means in p.domains.values() if len(means) > at]
         low, high = (min(told), max(told)) if told else (math.nan, math.nan)
-        ends = (math.nan, math.nan) if synthetic else (row["conditional_low"], row["conditional_high"])
-        mine = float(row["conditional"])
-        lowest, highest = (mine if math.isnan(e) else float(e) for e in ends)
+        lowest, highest = (mine if math.isnan(end) else end for end in ends)
+        lowest, highest = lowest - ROUNDING, highest + ROUNDING
         verdict = "" if not told else "below" if highest < low else "above" if lowest > high else "within"
-        rows.append((k + 1, mine, *ends, low, high, verdict))
-    columns = ["position", "yours", "low", "high", "published_low", "published_high", "verdict"]
+        if told and not synthetic and reached < FEW:
+            verdict = TOO_FEW
+        rows.append((at + 1, mine, *ends, low, high, verdict, math.nan if synthetic else reached))
+    columns = ["position", "yours", "low", "high", "published_low", "published_high", "verdict", "blocks"]
     positions = pd.DataFrame(rows, columns=columns)
     gamma = min(len(positions), max(len(means) for p in kinds for means in p.domains.values()))
     taus = [_tau(means[:gamma]) for p in kinds for means in p.domains.values() if len(means) >= gamma]
-    tau = _tau(positions["yours"].fillna(0.0).tolist()[:gamma])
-    sources = tuple(dict.fromkeys(f"{p.target}, {p.source}" for p in kinds))
-    cycles = math.nan
-    if not (isinstance(trace, Synthetic) and len(trace.domains) == 1):
-        whole = tau_table(blocks)
-        cycles = float(whole.loc[(whole["domain"] == TOTAL) & (whole["gamma"] == gamma), "tau"].iloc[0])
-    published = (min(taus), max(taus))
-    return AcceptanceCheck(name, tuple(p.kind for p in kinds), sources, positions, gamma, tau, published, cycles)
+    return AcceptanceCheck(
+        name if drafter == "unknown" and name else drafter,
+        tuple(p.kind for p in kinds),
+        tuple(dict.fromkeys(f"{p.target}, {p.source}" for p in kinds)),
+        positions,
+        gamma,
+        _tau(positions["yours"].fillna(0.0).tolist()[:gamma]),
+        (min(taus), max(taus)),
+        _tau_cycles(trace, blocks, exact, gamma),
+        float((blocks.proposed >= 1).mean()),
+        1 + float(np.minimum(blocks.accepted, gamma).mean()),
+    )
+
+
+def _survival(trace: Synthetic) -> NDArray[np.float64] | None:
+    """Exact survival of positions 1..γ, [domains, γ]; None where positions of a block are tied."""
+    domains = trace.domains.values()
+    if any(d.block_correlation and d.concentration is not None for d in domains):
+        return None
+    return np.cumprod(np.array([d.conditional_acceptance for d in domains]), axis=1)
+
+
+def _tau_cycles(trace: Trace | Synthetic, blocks: Trace, exact: NDArray[np.float64] | None, gamma: int) -> float:
+    if isinstance(trace, Synthetic) and len(trace.domains) == 1:
+        return math.nan
+    if (
+        isinstance(trace, Synthetic)
+        and exact is not None
+        and not any(d.autocorrelation and d.concentration is not None for d in trace.domains.values())
+    ):
+        # Each domain has as many tokens: as many fewer cycles as its blocks are longer.
+        return len(exact) / float((1 / (1 + exact[:, :gamma].sum(axis=1))).sum())
+    whole = tau_table(blocks)
+    return float(whole.loc[(whole["domain"] == TOTAL) & (whole["gamma"] == gamma), "tau"].iloc[0])
+
+
+def _interval(share: float, n: float, clustered: tuple[float, float]) -> tuple[float, float]:
+    """Ends that hold Wilson's 95 % interval of a ``share`` of ``n`` blocks and the ``clustered`` one, if any."""
+    if not n:
+        return math.nan, math.nan
+    z = 1.959964
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return (low, high) if math.isnan(clustered[0]) else (min(low, clustered[0]), max(high, clustered[1]))
 
 
 def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jobs: int = -1) -> pd.DataFrame:

@@ -235,9 +235,11 @@ class _Run:
         too_long = np.flatnonzero(prompt + output + gamma > most)
         if len(too_long):
             i = int(too_long[0])
+            asked, name = self.scenario.kv_tokens, self.scenario.profile.name
+            source = f"profile {name}, kv_tokens" if asked is None else f"--kv-tokens, kv_tokens: {asked}"
             raise SpecsimError(
                 f"request {self.ledger.known + i}: {prompt[i]} prompt + {output[i]} output + γ {gamma} tokens can "
-                f"never fit in the KV cache of {most} tokens (profile {self.scenario.profile.name}, kv_tokens)"
+                f"never fit in the KV cache of {most} tokens ({source}, in whole blocks of {self.limits.block_size})"
             )
         self.ledger.extend(prompt, output, codes, part, place)
 

@@ -11,8 +11,8 @@ import simpy
 from specsim.kv import contents, conversation
 from specsim.ledger import Ledger
 from specsim.rules import Limits
-from specsim.types import Ints
-from specsim.workload import Arrivals, ClosedLoop, OpenLoop, Workload
+from specsim.types import Ints, SpecsimError
+from specsim.workload import LATEST_S, Arrivals, ClosedLoop, OpenLoop, Workload
 
 
 class Run(Protocol):
@@ -49,6 +49,11 @@ class OpenFeed:
 
     def __init__(self, run: Run, workload: OpenLoop) -> None:
         requests = workload.requests(run.seed)
+        if requests.arrival_s[-1] > LATEST_S:
+            raise SpecsimError(
+                f"workload {workload.label}: expected the last arrival within {LATEST_S:g} s, got "
+                f"{requests.arrival_s[-1]:.3g} s, where clocks do not tell microseconds apart"
+            )
         run.add(requests.prompt_tokens, requests.output_tokens, requests.domains, requests.domain)
         if run.ledger.shares_prefixes:
             hashes, sessions = requests.prefix_hashes, requests.session_id
@@ -79,6 +84,7 @@ class OpenFeed:
 class ClosedFeed:
     """A fixed number of users, each with one request at a time; load is kept to the end of the run.
 
+    The time thought after a request goes by the request's number, as its lengths do: the same under every scheduler.
     Where users hold conversations, a prompt is all that was said before and what the user says now.
     """
 
@@ -95,11 +101,17 @@ class ClosedFeed:
         self.said = [0] * workload.concurrency  # the tokens in it so far,
         self.more = [0] * workload.concurrency  # and the turns that are to come
         self.user: list[int] = []  # of each request
+        self.think_blocks = workload.thinks(run.seed)
+        self.thinks: list[float] = []  # after each request, as far as drawn
         self.sessions = 0
 
     def arrive(self) -> Generator[simpy.Event, None, None]:
-        for user in range(self.workload.concurrency):
-            self.submit(user)
+        if self.workload.think_s > 0:
+            for user, first in enumerate(self.workload.first_asks(self.run.seed).tolist()):
+                self._ask_in(first, user)
+        else:
+            for user in range(self.workload.concurrency):
+                self.submit(user)
         yield self.run.done
 
     def submit(self, user: int) -> None:
@@ -130,7 +142,7 @@ class ClosedFeed:
         self.more[user] -= 1
 
     def finished(self, requests: list[int]) -> None:
-        run, think = self.run, self.workload.think_s
+        run = self.run
         self.left -= sum(self.first <= r < self.last for r in requests)
         if not self.left:
             if not run.done.triggered:
@@ -139,10 +151,15 @@ class ClosedFeed:
             return
         for request in requests:
             user = self.user[request]
-            if think > 0:
-                run.env.timeout(think, user).callbacks.append(self._ask_again)
+            if self.workload.think_s > 0:
+                while request >= len(self.thinks):
+                    self.thinks += next(self.think_blocks).tolist()
+                self._ask_in(self.thinks[request], user)
             else:
                 self.submit(user)
+
+    def _ask_in(self, seconds: float, user: int) -> None:
+        self.run.env.timeout(seconds, user).callbacks.append(self._ask_again)
 
     def _ask_again(self, event: Any) -> None:
         self.submit(event.value)

@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 Named = Mapping[str, Path | Sequence[Path] | None]
 """What options or arguments name: a path, several, or nothing."""
+
+FOLDERS = ("--out", "--work", "--record")
+"""Options that name a folder to write to (with some verbs a file)."""
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
@@ -59,16 +63,32 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
 
 
 def check_folder(folder: str | Path, option: str = "folder") -> Path:
-    """Make ``folder``, which ``option`` gave, if needed and see that a file can be written there: before the work."""
+    """See that a file can be written in ``folder``, which ``option`` gave: before the work.
+
+    A folder that is missing could be made: it was, and is gone again, so that work that stops leaves none behind.
+    """
     folder = Path(folder)
     _check_no_dash(option, folder)
+    missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise SpecsimError(f"{folder}: cannot write there: {_reason(error, folder)}") from error
+    finally:
+        for place in missing:
+            with suppress(OSError):  # not made, or another has put something there by now
+                place.rmdir()
     return folder
+
+
+def check_no_empty(arguments: Sequence[str]) -> None:
+    """SpecsimError for ``--out ""`` on a command line: as a path it would become the folder that we are in."""
+    for option, value in zip(arguments, [*arguments[1:], None], strict=True):
+        name, sign, given = option.partition("=")
+        if name in FOLDERS and (given if sign else value) == "":
+            raise SpecsimError(f"{name}: expected a path, got ''")
 
 
 def check_output(option: str, path: Path | None) -> None:

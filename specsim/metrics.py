@@ -39,13 +39,45 @@ def summarize(result: Result, slo: SLO | None = None) -> pd.DataFrame:
     tau, acceptance_rate and token_acceptance_rate as in the design's terms; verified_tokens: 1 + draft
     tokens verified, per request and cycle; waste: rejected share of verified draft tokens; goodput:
     requests/s that meet every bound of ``slo`` (NaN without one). Latencies are seconds.
+
+    window_s: seconds of the measurement window. In an open loop it is from the first measured arrival to the last
+    arrival, as long as they happen to lie apart. Where it is shorter than a measured request is in service on average
+    (finish − scheduled), or nothing was emitted in it, throughput, request_rate and goodput are NaN: such a window
+    sees a start, no rate. Where it is shorter than the mean e2e they say little: see :func:`window_warning`.
     """
     table = request_metrics(result)
-    rows = [_row("all", table, result, int(result.window.tokens.sum()), slo)]
+    window = result.window
+    served = float((table["finish"] - table["scheduled"]).mean())
+    seconds = window.end - window.start
+    per_second = 1 / seconds if seconds > 0 and window.tokens.sum() > 0 and not seconds < served else np.nan
+    rows = [_row("all", table, result, int(window.tokens.sum()), slo, per_second)]
     for code, domain in enumerate(result.domains):
         part = table[table["domain"] == domain]
-        rows.append(_row(domain, part, result, int(result.window.tokens[code]), slo))
+        rows.append(_row(domain, part, result, int(window.tokens[code]), slo, per_second))
     return pd.DataFrame(rows if len(result.domains) > 1 else rows[:1])
+
+
+def window_warning(frame: pd.DataFrame) -> str:
+    """A line where runs' measurement windows are too short for rates; "" where none is, or the table does not tell.
+
+    ``frame`` has summarize's columns, a row a run and domain: too short is a window below the mean e2e of its run.
+    """
+    if "window_s" not in frame.columns or "e2e_mean" not in frame.columns:
+        return ""
+    runs = frame[frame["domain"] == "all"]
+    short = runs[(runs["window_s"] < runs["e2e_mean"]) | runs["throughput"].isna()]
+    if short.empty:
+        return ""
+    worst = short.iloc[int((short["window_s"] / short["e2e_mean"]).to_numpy().argmin())]
+    window, life = f"{worst['window_s']:.3g} s", f"{worst['e2e_mean']:.3g} s"
+    named = "the measurement window, first measured arrival to last arrival,"
+    told = f"{named} lasts {window}, and a request {life} end to end"
+    if len(runs) > 1:
+        told = f"in {len(short)} of {len(runs)} runs {named} is too short (one lasts {window}, and a request {life})"
+    return (
+        f"{told}: rates and throughputs say little there, or nothing (–); "
+        "more requests (--num-requests) make the window longer"
+    )
 
 
 def meets(table: pd.DataFrame, slo: SLO) -> pd.Series:
@@ -61,19 +93,16 @@ def meets(table: pd.DataFrame, slo: SLO) -> pd.Series:
 
 
 def _row(
-    domain: str, table: pd.DataFrame, result: Result, tokens: int, slo: SLO | None
+    domain: str, table: pd.DataFrame, result: Result, tokens: int, slo: SLO | None, per_second: float
 ) -> dict[str, str | float | int]:
-    window = result.window
-    seconds = window.end - window.start
     cycles, verified, accepted = (int(table[c].sum()) for c in ("cycles", "verified", "accepted"))
-    throughput = tokens / seconds / result.gpus if seconds > 0 else np.nan
     good = float(meets(table, slo).sum()) if slo is not None else np.nan
     return {
         "domain": domain,
         "requests": len(table),
-        "throughput": throughput,
-        "request_rate": len(table) / seconds if seconds > 0 else np.nan,
-        "goodput": good / seconds if seconds > 0 else np.nan,
+        "throughput": tokens * per_second / result.gpus,
+        "request_rate": len(table) * per_second,
+        "goodput": good * per_second,
         **dict(_spread(table, "interactivity", ("p10", "p50"))),
         **dict(_spread(table, "ttft", ("p50", "p90", "p99"))),
         **dict(_spread(table, "tpot", ("p50", "p90", "p99"))),
@@ -90,6 +119,7 @@ def _row(
         "steps": result.num_steps,
         "extrapolated_steps": result.extrapolated_steps,
         "gpus": result.gpus,
+        "window_s": result.window.end - result.window.start,
     }
 
 

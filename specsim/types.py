@@ -105,7 +105,7 @@ class Result:
     label: str
 
 
-STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing", "blocks", "split", "fit", "turns")
+STREAMS = ("arrivals", "lengths", "domains", "acceptance", "routing", "blocks", "split", "fit", "turns", "think")
 
 
 def stream(seed: int, name: str) -> np.random.Generator:

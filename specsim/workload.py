@@ -53,6 +53,10 @@ __all__ = [
     "write_requests",
 ]
 
+MOST_REQUESTS = 100_000_000
+LEAST_RATE = 1e-6  # requests per second: one in eleven days
+MOST_THINK_S = 1e6
+LATEST_S = 1e10  # times beyond are not told apart to a microsecond
 _BLOCK = 1024
 _EVEN = 1e-6  # gaps with a smaller CV are as good as equal, and their gamma's shape would overflow
 
@@ -74,7 +78,7 @@ class Poisson:
     closed: ClassVar[Literal[False]] = False
 
     def __post_init__(self) -> None:
-        check_number("Poisson.rate", self.rate, above=0)
+        check_number("Poisson.rate", self.rate, least=LEAST_RATE)
         check_number("Poisson.num_requests", self.num_requests, least=1, whole=True)
         _check_asked("Poisson", self.prompt_tokens, self.output_tokens, self.domain)
 
@@ -112,7 +116,7 @@ class Gamma:
     closed: ClassVar[Literal[False]] = False
 
     def __post_init__(self) -> None:
-        check_number("Gamma.rate", self.rate, above=0)
+        check_number("Gamma.rate", self.rate, least=LEAST_RATE)
         check_number("Gamma.cv", self.cv, least=0, most=1000)
         check_number("Gamma.num_requests", self.num_requests, least=1, whole=True)
         _check_asked("Gamma", self.prompt_tokens, self.output_tokens, self.domain)
@@ -128,11 +132,7 @@ class Gamma:
 
     def requests(self, seed: int) -> Requests:
         """Return the ``num_requests`` requests of this ``seed``; time starts a gap before the first."""
-        if self.cv < _EVEN:
-            gaps = np.ones(self.num_requests)
-        else:
-            scale = self.cv**2
-            gaps = stream(seed, "arrivals").standard_gamma(1 / scale, self.num_requests) * scale
+        gaps = _gamma(stream(seed, "arrivals"), self.cv, self.num_requests)
         return _table(np.cumsum(gaps) / self.rate, self.prompt_tokens, self.output_tokens, self.domain, seed)
 
 
@@ -159,6 +159,11 @@ class Ramp:
         if self.start_rate == self.end_rate == 0:
             raise SpecsimError("Ramp.end_rate: expected a number above 0 where start_rate is 0, got 0")
         check_number("Ramp.duration_s", self.duration_s, above=0)
+        if self.load * self.duration_s > MOST_REQUESTS:
+            raise SpecsimError(
+                f"Ramp: expected at most {MOST_REQUESTS:,} requests, got about {self.load * self.duration_s:.2g} "
+                f"({self.load:g}/s on average for {self.duration_s:g} s)"
+            )
         _check_asked("Ramp", self.prompt_tokens, self.output_tokens, self.domain)
 
     @property
@@ -219,7 +224,7 @@ class Arrivals:
 
     def scaled(self, rate: float) -> Arrivals:
         """Return the same requests with time stretched so that ``rate`` arrive per second on average."""
-        check_number("Arrivals.scaled rate", rate, above=0)
+        check_number("Arrivals.scaled rate", rate, least=LEAST_RATE)
         if not np.isfinite(self.load):
             raise SpecsimError("Arrivals.scaled: expected arrivals at different times, got all at one time")
         return replace(self, table=replace(self.table, arrival_s=self.table.arrival_s * (self.load / rate)))
@@ -242,7 +247,12 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """``concurrency`` users, each of whom asks again ``think_s`` seconds after the last answer.
+    """``concurrency`` users, each of whom asks again some ``think_s`` seconds after the last answer.
+
+    Think times are drawn from a gamma law of mean ``think_s`` and deviation over mean ``think_cv``: 1, exponential,
+    is the "think time Z" of interactive queueing networks and of benchmarks such as TPC-W, 0 is constant. Users who
+    think are in the midst of it when the run begins, so that they do not come in waves: the first request of each lies
+    anywhere, uniformly, in a think time under way. Without thinking all ask at 0 and at once again.
 
     ``measured`` requests are measured, after 5 · concurrency of warm-up (None: 10 · concurrency, at
     least 500). Lengths and ``domain`` are as in Poisson. With ``turns`` (a law or an int) above 1 users hold
@@ -256,6 +266,7 @@ class ClosedLoop:
     domain: str = ""
     measured: int | None = None
     turns: Lengths | int = 1
+    think_cv: float = 1.0
 
     closed: ClassVar[Literal[True]] = True
 
@@ -263,7 +274,8 @@ class ClosedLoop:
         check_number("ClosedLoop.concurrency", self.concurrency, least=1, whole=True)
         if self.concurrency > 1_000_000:
             raise SpecsimError(f"ClosedLoop.concurrency: expected at most 1000000, got {self.concurrency}")
-        check_number("ClosedLoop.think_s", self.think_s, least=0)
+        check_number("ClosedLoop.think_s", self.think_s, least=0, most=MOST_THINK_S)
+        check_number("ClosedLoop.think_cv", self.think_cv, least=0, most=1000)
         if self.measured is not None:
             check_number("ClosedLoop.measured", self.measured, least=1, whole=True)
         _check_asked("ClosedLoop", self.prompt_tokens, self.output_tokens, self.domain)
@@ -302,6 +314,20 @@ class ClosedLoop:
         for prompts, outputs in self.lengths(seed):
             yield from zip(prompts.tolist(), outputs.tolist(), strict=True)
 
+    def first_asks(self, seed: int) -> Floats:
+        """Return when each user first asks, seconds, float64[concurrency]; all 0 without thinking."""
+        rng = stream(seed, "think").spawn(2)[0]
+        # What falls into a think time at random finds the long ones more often: by a gamma law of one more in shape.
+        users, scale = self.concurrency, self.think_cv**2
+        under_way = np.ones(users) if self.think_cv < _EVEN else rng.standard_gamma(1 / scale + 1, users) * scale
+        return self.think_s * under_way * rng.random(users)
+
+    def thinks(self, seed: int) -> Iterator[Floats]:
+        """Yield, without end, the seconds thought after each of the next 1024 requests, float64[1024]."""
+        rng = stream(seed, "think").spawn(2)[1]
+        while True:
+            yield self.think_s * _gamma(rng, self.think_cv, _BLOCK)
+
     def conversations(self, seed: int) -> Iterator[int]:
         """Yield, without end, the requests in each conversation, in the order in which they begin."""
         law, rng = as_lengths(self.turns), stream(seed, "turns")
@@ -311,6 +337,14 @@ class ClosedLoop:
 
 OpenLoop = Poisson | Gamma | Ramp | Arrivals
 Workload = OpenLoop | ClosedLoop
+
+
+def _gamma(rng: np.random.Generator, cv: float, n: int) -> Floats:
+    """``n`` draws of mean 1 and deviation ``cv`` by a gamma law; ones, with nothing drawn, where that is nearly 0."""
+    if cv < _EVEN:
+        return np.ones(n)
+    scale = cv**2
+    return rng.standard_gamma(1 / scale, n) * scale
 
 
 def _check_asked(owner: str, prompt: Lengths | int, output: Lengths | int, domain: str) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pandas as pd
+from rich.console import Console
 from test_pareto import sweep
 
-from specsim.cli.tables import GROUPS, gain_table
+from specsim.cli.tables import GROUPS, gain_tables, sold_tables
 from specsim.pareto import pareto, sla_table
 
 ROOT = Path(__file__).parents[1]
@@ -74,9 +76,26 @@ def test_pareto_prints_what_is_sold_and_the_paired_gains_of_all_domains_alone(ru
 def test_a_gain_is_a_bound_where_the_throughput_is_one() -> None:
     curves = {"A": [(1, 100.0, 100.0), (4, 40.0, 200.0)], "B": [(1, 100.0, 110.0), (4, 60.0, 240.0)]}
     sold = sla_table(pareto(sweep(curves, factors=(1, 1.1))), [50, 80, 120])
-    table = gain_table(sold, "A")
-    assert table is not None
+    (table,) = gain_tables(sold, "A", 80)
     assert [next(iter(column.cells)) for column in table.columns] == ["B", "≥ +30.9 %", "+31.2 ± 0.0 %", "–"]
     assert table.caption == "–: no number to compare there"
-    assert gain_table(sold[sold["policy"] == "A"], "A") is None
-    assert gain_table(sold[sold["floor"] == 120], "A") is None  # nobody sells there, A neither
+    assert gain_tables(sold[sold["policy"] == "A"], "A", 80) == []
+    assert gain_tables(sold[sold["floor"] == 120], "A", 80) == []  # nobody sells there, A neither
+
+
+def test_many_floors_wrap_into_several_tables() -> None:
+    """Sixty floors once made columns without width, which showed nothing."""
+    curves = {"A": [(1, 100.0, 100.0), (4, 40.0, 200.0)], "B": [(1, 100.0, 110.0), (4, 60.0, 240.0)]}
+    front = pareto(sweep(curves, factors=(1, 1.1)))
+    sold = sla_table(front, [30.0 + k for k in range(60)])
+    for tables in (sold_tables(front, sold, 80), gain_tables(sold, "A", 80)):
+        assert len(tables) > 5
+        text = ""
+        for table in tables:
+            console = Console(width=80, markup=False, file=StringIO())
+            console.print(table)
+            text += console.file.getvalue()  # type: ignore[attr-defined]
+        assert [f"≥ {30 + k}" in text for k in range(60)] == [True] * 60
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= 80
+    assert len(sold_tables(front, sold, 10)) == 60  # one floor at least

@@ -536,13 +536,30 @@ def test_a_step_beyond_the_profile_names_the_range():
 # Workloads, replicas, routers
 
 
-def test_closed_loop_with_think_time():
-    result = run(ClosedLoop(1, 4, 3, think_s=10.0))
+def test_closed_loop_with_a_constant_think_time():
+    result = run(ClosedLoop(1, 4, 3, think_s=10.0, think_cv=0))
     finish, arrival = np.array(column(result, "finish")), np.array(column(result, "arrival"))
     done = ~np.isnan(finish)
     assert done.sum() >= 505
     np.testing.assert_array_equal(arrival[1:], (finish[: len(arrival) - 1] + 10.0))
-    assert arrival[0] == 0
+    assert 0 < arrival[0] < 10
+
+
+def test_users_who_think_come_spread_out_and_think_the_same_under_every_scheduler():
+    loop = ClosedLoop(200, 4, 3, think_s=50.0)
+    slow, fast = (
+        run(loop, profile=make_profile(verify=staircase([1, 1 << 16], [s, s]))).requests for s in (0.02, 0.01)
+    )
+    first = slow["arrival"].iloc[:150].to_numpy()
+    assert len(set(first.tolist())) == 150
+    # By then 200 users have asked for the first time at some of these times, exponential as all think times are.
+    assert np.quantile(loop.first_asks(0), [0.25, 0.5, 0.9]) == pytest.approx([14.4, 34.7, 115.1], rel=0.25)
+    assert fast["arrival"].iloc[:150].to_numpy() == pytest.approx(first, abs=1.0)
+    even = ClosedLoop(2000, think_s=50.0, think_cv=0)
+    assert np.quantile(even.first_asks(0), [0.0, 0.25, 0.5, 1.0]) == pytest.approx([0, 12.5, 25, 50], abs=1.5)
+    wild = next(ClosedLoop(1, think_s=50.0, think_cv=2).thinks(0))
+    assert (wild.mean(), wild.std() / wild.mean()) == (pytest.approx(50, rel=0.2), pytest.approx(2, rel=0.2))
+    assert (ClosedLoop(5).first_asks(0) == 0).all()
 
 
 def test_closed_loop_keeps_its_concurrency():

@@ -9,7 +9,7 @@ from conftest import always, make_arrivals, make_profile
 
 from specsim.acceptance import synthetic
 from specsim.engine import Scenario, simulate
-from specsim.metrics import meets, request_metrics, summarize
+from specsim.metrics import meets, request_metrics, summarize, window_warning
 from specsim.schedulers import StaticGamma
 from specsim.types import SLO, Result, Window
 from specsim.workload import ClosedLoop, Empirical, Gamma, Poisson
@@ -76,7 +76,7 @@ def test_every_metric_of_the_whole_by_hand():
         "waste": 0.5,
         "preemptions": 3,
         "single_token_requests": 1,
-        "steps": 17, "extrapolated_steps": 3, "gpus": 2,
+        "steps": 17, "extrapolated_steps": 3, "gpus": 2, "window_s": 6.0,
     }  # fmt: skip
     assert set(expected) <= set(row.index)
     for name, value in expected.items():
@@ -157,6 +157,29 @@ def test_a_run_of_single_tokens_has_no_tpot():
 def test_a_window_without_time_has_no_rates():
     row = summarize(result(window=Window(1, 5, 3.0, 3.0, np.array([7, 14])))).iloc[0]
     assert np.isnan(row[["throughput", "request_rate", "goodput"]].astype(float)).all()
+
+
+def test_a_window_shorter_than_a_request_is_warned_of_and_one_shorter_than_its_service_has_no_rates():
+    """Measured requests take 3.125 s end to end on average, 2.75 s of it in service."""
+    rates = ["throughput", "request_rate", "goodput"]
+    for seconds, tokens, has_rates, is_short in (
+        (6.0, [7, 14], True, False),
+        (3.2, [7, 14], True, False),
+        (3.0, [7, 14], True, True),
+        (2.7, [7, 14], False, True),
+        (1e-7, [7, 14], False, True),
+        (6.0, [0, 0], False, True),
+        (6.0, [0, 9], True, False),
+    ):
+        table = summarize(result(window=Window(1, 5, 1.0, 1.0 + seconds, np.array(tokens))), SLO(ttft=1.0))
+        assert (table[rates].notna().all().all(), bool(window_warning(table))) == (has_rates, is_short), seconds
+        assert table["window_s"].tolist() == pytest.approx([seconds] * 3)
+    words = window_warning(summarize(result(window=Window(1, 5, 1.0, 1.5, np.array([7, 14])))))
+    assert words.startswith("the measurement window, first measured arrival to last arrival, lasts 0.5 s")
+    assert "0.5 s, and a request 3.12 s end to end: rates" in words
+    both = pd.concat([summarize(result()), summarize(result(window=Window(1, 5, 1.0, 1.5, np.array([7, 14]))))])
+    assert window_warning(both).startswith("in 1 of 2 runs the measurement window")
+    assert window_warning(both.drop(columns="window_s")) == ""
 
 
 # Which part of a run is measured

@@ -137,7 +137,12 @@ def test_slower_steps_are_what_a_slower_profile_gives():
         verify = VERIFY | {"seconds": [factor * s for s in VERIFY["seconds"]]}
         return make_profile(verify=verify, name="small")
 
-    for workload, demand in ((ClosedLoop(1, 8, 32, measured=40), {"users": 50}), (Poisson(1, 300, 8, 32), {"rate": 9})):
+    thinking = ClosedLoop(1, 8, 32, measured=40, think_s=0.2)
+    for workload, demand in (
+        (ClosedLoop(1, 8, 32, measured=40), {"users": 50}),
+        (thinking, {"users": 50}),
+        (Poisson(1, 300, 8, 32), {"rate": 9}),
+    ):
         tier = ["a: interactivity>=40@p50, e2e<=2s@p90"]
         answer = ss.plan(small(workload), [ss.StaticGamma(3)], tier, **demand, seeds=[0], jobs=1)
         table = answer.sensitivity.set_index("change")["load"]

@@ -7,7 +7,7 @@ from conftest import draft_cost, make_blocks, make_profile
 
 import specsim as ss
 from specsim.acceptance import load_trace
-from specsim.checkup import PUBLISHED, acceptance_check, gamma_check, gamma_words
+from specsim.checkup import PUBLISHED, TOO_FEW, acceptance_check, gamma_check, gamma_words
 from specsim.trace_stats import tau_table
 from specsim.types import SpecsimError
 
@@ -35,7 +35,7 @@ def test_a_shipped_trace_is_normal(kind):
 
 
 def test_low_and_high_acceptance_are_named_by_position():
-    trace = make_blocks([2, 0, 2, 0, 2, 0] * 100, 2, drafter="my-eagle3", request_id=["a"] * 300 + ["b"] * 300)
+    trace = make_blocks([2, 0] * 3000, 2, drafter="my-eagle3", request_id=["a"] * 3000 + ["b"] * 3000)
     check = acceptance_check(trace)
     assert check.kinds == ("Eagle3",)
     assert check.positions["yours"].tolist() == [0.5, 1.0]
@@ -60,6 +60,53 @@ def test_tokens_a_block_and_tokens_a_cycle_are_told_apart():
     one = acceptance_check(ss.synthetic(0.7, gamma=3).acceptance)
     assert one.tau_cycles != one.tau_cycles
     assert "replay" not in one.words()
+
+
+def test_a_drafter_that_often_proposes_nothing_is_judged_by_its_blocks_as_they_are():
+    """Half of the blocks propose nothing; the others are as good as what was published."""
+    accepted, proposed = [2, 0, 1, 0] * 100, [2, 0, 2, 0] * 100
+    trace = make_blocks(accepted, 2, proposed=proposed, drafter="ngram", request_id=[f"r{i // 20}" for i in range(400)])
+    check = acceptance_check(trace)
+    assert (check.proposing, check.tau_blocks) == (0.5, 1.75)
+    words = check.words()
+    assert "only 50 % of its blocks propose anything. As they are, blocks of up to 2 give 1.75 tokens" in words
+    assert (
+        "1.75 tokens, bonus token included, within the" in words or "1.75 tokens, bonus token included, below" in words
+    )
+    assert "drafted whole" not in words
+    ngram = acceptance_check(load_trace(ROOT / "traces/smollm2-ngram-t06.parquet"))
+    assert 0.4 < ngram.proposing < 0.6
+    assert "bonus token included, below the 2.41 to 5.56 published" in ngram.words()
+
+
+def test_few_blocks_are_not_judged():
+    """One block reached position 2 and failed: its acceptance is anything, not 0 to 0."""
+    check = acceptance_check(make_blocks([0] * 99 + [1], 2, drafter="dflash", request_id=["a"] * 50 + ["b"] * 50))
+    assert check.positions["verdict"].tolist() == ["below", TOO_FEW]
+    assert check.positions["blocks"].tolist() == [100, 1]
+    assert check.positions["high"][1] == pytest.approx(0.7935, abs=1e-3)  # Wilson's
+    assert f"{TOO_FEW.capitalize()}: position 2." in check.words()
+    one = acceptance_check(make_blocks([2], 2, drafter="dflash"))
+    assert one.words() == "dflash: too few blocks to tell whether acceptance is normal: 1, expected 20 or more."
+    last = acceptance_check(load_trace(ROOT / "traces/smollm2-dflash-t06.parquet")).positions.iloc[-1]
+    assert last["verdict"] == TOO_FEW
+
+
+def test_counters_are_told_as_they_are(tmp_path):
+    check = acceptance_check(ss.synthetic((0.8, 0.625, 0.4)).acceptance)
+    assert check.positions["yours"].tolist() == pytest.approx([0.8, 0.625, 0.4], rel=1e-12)
+    assert check.tau == pytest.approx(2.5, rel=1e-12)
+    mixed = ss.synthetic((0.8, 0.5)).acceptance
+    domain = mixed.domains["*"]
+    easy = domain.model_copy(update={"conditional_acceptance": (1.0, 1.0)})
+    both = acceptance_check(mixed.model_copy(update={"domains": {"a": domain, "b": easy}}))
+    assert both.positions["yours"].tolist() == pytest.approx([0.9, 0.7 / 0.9])
+    assert both.tau_cycles == pytest.approx(2 / (1 / 2.2 + 1 / 3))
+    unknown = mixed.model_copy(update={"drafter": "unknown"})
+    assert acceptance_check(unknown, "metrics").words().startswith("metrics: 2.20 tokens a block")
+    assert acceptance_check(mixed, "metrics").drafter == mixed.drafter
+    with pytest.raises(SpecsimError, match="these are arrivals"):
+        ss.load_acceptance(ROOT / "traces/azure-2023-code.json")
 
 
 def scenario(step, workload, **fields):

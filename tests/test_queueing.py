@@ -17,7 +17,8 @@ from scipy.optimize import brentq
 from scipy.sparse.linalg import spsolve
 
 from specsim.engine import Scenario, simulate
-from specsim.workload import ClosedLoop
+from specsim.metrics import request_metrics
+from specsim.workload import ClosedLoop, Empirical
 
 LOADS = (0.5, 0.8, 0.95)
 WIDTH = 0.03
@@ -102,6 +103,28 @@ def assert_theory(samples, expected, *controls):
 
 
 # One seat
+
+
+def test_users_who_think_are_the_machines_of_the_textbook():
+    """The interactive closed network N/(R + Z): exponential thinking and service, solved by mean value analysis."""
+    users, think, response = 12, 10.0, 0.0
+    for n in range(1, users + 1):
+        response = 1 + (n - 1) * response / (response + think) if n > 1 else 1.0
+    throughput = users / (response + think)
+    # Levels of an exponential law stand for it.
+    levels = -np.log1p(-(np.arange(4096) + 0.5) / 4096)
+    law = Empirical(tuple(np.maximum(1, np.rint(1000 * levels / levels.mean())).astype(int).tolist()))
+    found = []
+    for seed in range(16):
+        loop = ClosedLoop(users, law, 1, think_s=think, measured=8000)
+        scenario = Scenario(seconds_per_prompt(), loop, max_num_batched_tokens=1 << 16, max_num_seqs=1)
+        table = request_metrics(simulate(scenario, seed))
+        rate = (len(table) - 1) / (table["arrival"].iloc[-1] - table["arrival"].iloc[0])
+        found.append((rate, table["e2e"].mean()))
+        assert rate == pytest.approx(users / (think + table["e2e"].mean()), rel=0.02)
+    rates, times = np.array(found).T
+    assert_theory(rates, throughput)
+    assert_theory(times, response)
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import TICK, always, draft_cost, make_arrivals, make_profile
 
 from specsim.acceptance import synthetic
 from specsim.engine import Scenario, simulate
-from specsim.metrics import summarize
+from specsim.hardware import load_profile
+from specsim.metrics import request_metrics, summarize
 from specsim.schedulers import NoSpec, StaticGamma
 from specsim.types import stream
 from specsim.workload import Arrivals, ClosedLoop, Poisson
@@ -174,9 +177,29 @@ def test_one_user_whose_every_token_is_accepted():
 
 def test_one_user_who_thinks():
     seconds = 1 + 4 * TICK + 2 * STEP
-    row = summarize(simulate(Scenario(make_profile(), ClosedLoop(1, 4, 3, think_s=7.0)))).iloc[0]
+    row = summarize(simulate(Scenario(make_profile(), ClosedLoop(1, 4, 3, think_s=7.0, think_cv=0)))).iloc[0]
     # The window opens with an arrival and closes with a finish: of 500 requests, 499 thoughts.
     assert row["throughput"] == pytest.approx(1500 / (500 * seconds + 499 * 7.0), rel=1e-9)
+
+
+def test_many_users_who_think_are_poisson_arrivals_at_their_rate():
+    """A thousand users who think half a minute: no waves, each is served as among requests that come at random."""
+    root = Path(__file__).parents[1]
+    profile = load_profile(root / "hw_profiles/dsv4-flash-b300-tp4.json")
+    users, think = 1024, 30.0
+    run = {}
+    for name, load in (("users", ClosedLoop(users, think_s=think, measured=3000)), ("random", Poisson(31.0, 3000))):
+        table = request_metrics(simulate(Scenario(profile, load, max_num_batched_tokens=1024)))
+        gaps = np.diff(table["arrival"])
+        run[name] = [
+            *table[["ttft", "e2e"]].mean(),
+            table["tpot"].quantile(0.9),
+            table["ttft"].quantile(0.95),
+            gaps.std(),
+        ]
+        if name == "users":
+            assert 1 / gaps.mean() == pytest.approx(users / (think + table["e2e"].mean()), rel=0.02)
+    assert run["users"] == pytest.approx(run["random"], rel=0.05)
 
 
 @pytest.mark.parametrize("users", [2, 7])

@@ -26,6 +26,7 @@ from specsim.cli import (
     traces,
     validating,
 )
+from specsim.files import check_no_empty
 from specsim.types import SpecsimError
 
 app = typer.Typer(
@@ -74,6 +75,7 @@ def _top() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit codes: 0, 1 (a check failed), 2 (bad input), 130 (interrupted)."""
     try:
+        check_no_empty(sys.argv[1:] if arguments is None else arguments)
         code = app(arguments, standalone_mode=False)
     except SpecsimError as error:
         code = _fail(str(error))

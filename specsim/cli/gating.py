@@ -12,7 +12,7 @@ from specsim import compare as comparing
 from specsim.cli import gating_report, show
 from specsim.cli.inputs import one_of, parse_numbers
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
-from specsim.cli.run import Jobs, command_line, warn_extrapolated
+from specsim.cli.run import Jobs, command_line, warn_extrapolated, warn_window
 from specsim.files import check_apart, check_output, write_text
 from specsim.sweep import sweep
 from specsim.types import SpecsimError
@@ -58,6 +58,7 @@ def baseline(
     with show.progress("runs simulated") as report:
         chosen = range(first_seed, first_seed + seeds)
         frame = sweep(base, policies, workloads, chosen, jobs=jobs, progress=report)
+    warn_window(frame, needed=True)
     from specsim import __version__
 
     made = files.make_baseline(

@@ -17,21 +17,16 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import typer
 
 from specsim import schedulers, zoo
 from specsim.acceptance import WHAT, Drafter, load_drafter
 from specsim.blocktrace import Trace
 from specsim.engine import Policy
-from specsim.importers.arrivals import open_workload
 from specsim.synthesis import Synthetic
 from specsim.types import SpecsimError
-from specsim.workload import Arrivals, ClosedLoop, Gamma, Lengths, Poisson, Ramp, Workload, parse_lengths
 
 PATH_KEYS = ("profile", "trace", "arrivals")
-
-MOST_REQUESTS = 100_000_000
 
 
 def read_scenario(path: Path) -> dict[str, Any]:
@@ -315,81 +310,3 @@ def parse_domains(text: str) -> dict[str, float]:
         if not name or not text.strip():
             raise SpecsimError(f"--domains: expected names with weights such as math:2,code:1, got {text!r}")
     return domains
-
-
-def _law(option: str, text: str) -> Lengths:
-    try:
-        return parse_lengths(text)
-    except SpecsimError as error:
-        raise SpecsimError(f"{option}: {error}") from error
-
-
-def parse_workloads(
-    closed: str | None,
-    poisson: str | None,
-    cv: float,
-    ramp: str | None,
-    arrivals: Path | None,
-    rate: str | None,
-    num_requests: int | None,
-    prompt_tokens: str | None,
-    output_tokens: str | None,
-    think: float,
-    turns: str | None = None,
-    forget_domains: bool = False,
-) -> list[Workload]:
-    """The workloads asked for: one an entry of --closed or --poisson, --ramp, or --arrivals with --rate.
-
-    ``forget_domains`` drops the domains that recorded or fitted arrivals name, so that --domains rules.
-    """
-    kinds = {"--closed": closed, "--poisson": poisson, "--ramp": ramp, "--arrivals": arrivals}
-    given = [name for name, value in kinds.items() if value is not None]
-    if len(given) != 1:
-        raise SpecsimError(f"workload: expected one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}")
-    unused = {
-        "--rate": rate is not None and arrivals is None,
-        "--cv": cv != 1 and poisson is None,
-        "--think": think != 0 and closed is None,
-        "--turns": turns is not None and closed is None,
-        "--num-requests": num_requests is not None and ramp is not None,
-        "--prompt-tokens": prompt_tokens is not None and arrivals is not None,
-        "--output-tokens": output_tokens is not None and arrivals is not None,
-    }
-    for option, is_unused in unused.items():
-        if is_unused:
-            raise SpecsimError(f"{option}: has no meaning with {given[0]}")
-    if num_requests is not None and not 1 <= num_requests <= MOST_REQUESTS:
-        raise SpecsimError(f"--num-requests: expected 1 to {MOST_REQUESTS:,}, got {num_requests:,}")
-    prompt = _law("--prompt-tokens", prompt_tokens or "512")
-    output = _law("--output-tokens", output_tokens or "256")
-    if closed is not None:
-        users = [int(c) for c in parse_numbers("--closed", closed, whole=True)]
-        said = _law("--turns", turns or "1")
-        return [ClosedLoop(c, prompt, output, think, measured=num_requests, turns=said) for c in users]
-    if poisson is not None:
-        rates = parse_numbers("--poisson", poisson)
-        if cv == 1:
-            return [Poisson(r, num_requests or 2000, prompt, output) for r in rates]
-        return [Gamma(r, cv, num_requests or 2000, prompt, output) for r in rates]
-    if ramp is not None:
-        parts = parse_numbers("--ramp", ramp.replace(":", ","))
-        if len(parts) != 3:
-            raise SpecsimError(f"--ramp: expected START,END,SECONDS such as 1,50,600, got {ramp!r}")
-        return [Ramp(parts[0], parts[1], parts[2], prompt, output)]
-    assert arrivals is not None
-    workload = open_workload(arrivals)
-    if forget_domains and isinstance(workload, Arrivals):
-        table = replace(workload.table, domain=np.zeros(len(workload.table), dtype=np.int64), domains=("",))
-        workload = replace(workload, table=table)
-    elif forget_domains and not isinstance(workload, Arrivals):
-        workload = replace(workload, domain="")
-    if num_requests is not None:
-        workload = (
-            workload.head(num_requests)
-            if isinstance(workload, Arrivals)
-            else replace(workload, num_requests=num_requests)
-        )
-    if rate is None:
-        return [workload]
-    rates = parse_numbers("--rate", rate)
-    return [workload.scaled(r) if isinstance(workload, Arrivals) else replace(workload, rate=r) for r in rates]

@@ -12,7 +12,8 @@ import typer
 
 from specsim.acceptance import Drafter
 from specsim.baseline import MadeOf, fingerprint
-from specsim.cli.inputs import parse_domains, parse_names, parse_policies, parse_workloads, policy_files, read_scenario
+from specsim.cli.inputs import parse_domains, parse_names, parse_policies, policy_files, read_scenario
+from specsim.cli.loads import parse_workloads
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
 from specsim.routing import ROUTERS
@@ -45,6 +46,10 @@ def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
         for key in options:
             if key not in known:
                 raise SpecsimError(f"{path}: {key}: not an option of specsim {context.info_name}")
+        if options.get("out") == "":
+            raise SpecsimError(f"{path}: out: expected a path, got ''")
+        if "scenario" in options:
+            raise SpecsimError(f"{path}: scenario: a scenario file reads no other one: expected its options here")
         context.default_map = {**(context.default_map or {}), **options}
     return path
 
@@ -96,10 +101,20 @@ class Options:
         str | None, option("--poisson", help="Poisson arrivals at so many requests/s: 5,10.", panel=LOAD)
     ] = None
     cv: Annotated[
-        float, option("--cv", help="Spread of the gaps between arrivals: 1 is Poisson, more is bursty.", panel=LOAD)
+        float,
+        option(
+            "--cv",
+            help="Spread of the gaps between arrivals (or of --think): 1 is Poisson (exponential), more is bursty.",
+            panel=LOAD,
+        ),
     ] = 1.0
     ramp: Annotated[
-        str | None, option("--ramp", help="Poisson arrivals of changing rate, START,END,SECONDS.", panel=LOAD)
+        str | None,
+        option(
+            "--ramp",
+            help="Poisson arrivals at a changing rate, START,END,SECONDS: 2,20,600 rises from 2 to 20/s in 10 minutes.",
+            panel=LOAD,
+        ),
     ] = None
     arrivals: Annotated[
         Path | None,
@@ -112,7 +127,7 @@ class Options:
         int | None,
         option(
             "--num-requests",
-            help="Requests: of an open loop (default 2000, or all), or measured in a closed one.",
+            help="Requests of an open loop (default 2000, or all); measured in a closed one (10 a user, 500 at least).",
             panel=LOAD,
         ),
     ] = None
@@ -123,7 +138,12 @@ class Options:
         str | None, option("--output-tokens", help="256 (default), or 'lognormal(256, 1)'.", panel=LOAD)
     ] = None
     think: Annotated[
-        float, option("--think", help="Seconds a closed-loop user waits between requests.", panel=LOAD)
+        float,
+        option(
+            "--think",
+            help="Mean seconds a closed-loop user thinks between requests: exponential, or always so many (--cv 0).",
+            panel=LOAD,
+        ),
     ] = 0.0
     turns: Annotated[
         str | None,

@@ -214,14 +214,15 @@ def _offers(answer: Plan, tier: Tier) -> Any:
 
 
 def _acceptance(path: Path) -> dict[str, Any]:
-    check = acceptance_check(_read(path))
+    check = acceptance_check(_read(path), path.stem)
     rows = [[str(int(r["position"])), *(float(r[c]) for c in check.positions.columns[1:6]), r["verdict"]]
             for _, r in check.positions.iterrows()]  # fmt: skip
     heads = ["position", "yours", "low", "high", "published from", "to", ""]
     show.console().print(show.table(f"Conditional acceptance by position, {path}", heads, rows))
     show.console().print(check.words() + "\n", soft_wrap=True)
     return {"drafter": check.drafter, "kinds": check.kinds, "sources": check.sources, "tau": check.tau,
-            "tau_cycles": check.tau_cycles, "tau_published": check.tau_published, "words": check.words(),
+            "tau_cycles": check.tau_cycles, "proposing": check.proposing,
+            "tau_blocks": check.tau_blocks, "tau_published": check.tau_published, "words": check.words(),
             "positions": check.positions.to_dict("records")}  # fmt: skip
 
 

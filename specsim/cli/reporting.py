@@ -15,9 +15,10 @@ from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers, typed_command
 from specsim.cli.options import RUN, Options, option, with_options
-from specsim.cli.run import Jobs, Seeds, Speed, Ttft, print_caveats, run_all, slo_of, warn_extrapolated
+from specsim.cli.run import Jobs, Seeds, Speed, Ttft, print_caveats, run_all, slo_of, warn_extrapolated, warn_window
 from specsim.engine import Policy, Scenario
 from specsim.files import check_apart, check_output, read_json, read_start, write_text
+from specsim.metrics import window_warning
 from specsim.pareto import caveats
 from specsim.types import SpecsimError
 from specsim.workload import Workload
@@ -86,6 +87,9 @@ def report(
         notes.append(f"The numbers are read from {results}, which these options are said to have made.")
     else:
         frame = run_all(scenario, policies, workloads, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
+    warn_window(frame, needed=True)
+    if short := window_warning(frame):
+        notes.append(f"{short[:1].upper()}{short[1:]}.")
     page = make_report(
         frame,
         scenario,

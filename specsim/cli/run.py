@@ -14,12 +14,12 @@ from specsim.baseline import note_made_of, read_results
 from specsim.cli import show
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
-from specsim.cli.tables import gain_table, sold_table, summary_table
+from specsim.cli.tables import gain_tables, sold_tables, summary_table
 from specsim.crossovers import crossover_lines, crossovers
 from specsim.engine import Policy, Scenario
 from specsim.engine import simulate as simulate_once
 from specsim.files import check_apart, check_folder, check_output, write_atomic
-from specsim.metrics import summarize
+from specsim.metrics import summarize, window_warning
 from specsim.pareto import caveats, sla_table
 from specsim.pareto import pareto as make_front
 from specsim.sweep import sweep as run_sweep
@@ -70,6 +70,8 @@ def simulate(
     Example: specsim simulate --profile hw_profiles/dsv4-flash-b300-tp4.json
     --trace traces/qwen3-4b-dspark.json -s 'DSparkAsync(staleness=2)' --closed 64
     """
+    if steps and out is None:
+        raise SpecsimError("--steps: has no meaning without --out, the folder that the step table goes to")
     _check_outputs(out, ["requests.parquet", *["steps.parquet"] * steps], json, options.files())
     slo = slo_of(slo_ttft, slo_interactivity)
     base, policies, workloads = options.build()
@@ -82,6 +84,7 @@ def simulate(
     show.console().print(summary_table(title, summary, all))
     notes = [base.profile.caveat] if base.profile.caveat else []
     print_caveats(notes)
+    warn_window(summary)
     warn_extrapolated(result.extrapolated_steps)
     if out is not None:
         write_atomic(out / "requests.parquet", result.requests.to_parquet)
@@ -109,6 +112,7 @@ def sweep(
     """
     _check_outputs(out, RESULTS, json, options.files())
     frame = _sweep(options, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
+    warn_window(frame)
     overall = frame[frame["domain"] == "all"]
     mean = overall.groupby(["policy", "load"], sort=False)[list(SHOWN)].mean().reset_index()
     rows = [[r["policy"], *(r[c] for c in ("load", *SHOWN))] for _, r in mean.iterrows()]
@@ -160,13 +164,14 @@ def pareto(
     check_apart({"--json": json}, {"--results": results})  # --out may be its folder: the same is written there
     _check_outputs(out, names, json, options.files())
     frame = read_results(results) if results else _sweep(options, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
+    warn_window(frame, needed=True)
     fronts = {str(domain): make_front(frame, str(domain)) for domain in dict.fromkeys(frame["domain"])}
     tables = [sla_table(part, floors, base).assign(domain=domain) for domain, part in fronts.items()]
     front = make_front(frame)
     sold = sla_table(front, floors, base)
-    show.console().print(sold_table(front, sold))
-    if (gains := gain_table(sold, base or front.policies[0])) is not None:
-        show.console().print(gains)
+    width = show.console().width
+    for table in (*sold_tables(front, sold, width), *gain_tables(sold, base or front.policies[0], width)):
+        show.console().print(table)
     crossed = crossovers(front)
     for line in crossover_lines(front):
         show.console().print(line)
@@ -228,6 +233,18 @@ def _write_results(frame: pd.DataFrame, out: Path) -> None:
 def print_caveats(lines: list[str]) -> None:
     for line in lines:
         show.console().print(f"note: {line}")
+
+
+def warn_window(frame: pd.DataFrame, needed: bool = False) -> None:
+    """Say on stderr where the measurement windows of these runs are too short for rates.
+
+    SpecsimError where throughputs are ``needed`` and there is none.
+    """
+    if not (text := window_warning(frame)):
+        return
+    if needed and frame["throughput"].isna().all():
+        raise SpecsimError(text)
+    typer.echo(f"note: {text}", err=True)
 
 
 def warn_extrapolated(steps: int) -> None:

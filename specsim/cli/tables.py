@@ -22,6 +22,7 @@ GROUPS: dict[str, list[tuple[str, str, str, bool]]] = {
         ("request_rate", "Request throughput (req/s)", RATE, True),
         ("throughput", "Output token throughput (tok/s/GPU)", RATE, True),
         ("goodput", "Goodput: requests within the SLO (req/s)", RATE, True),
+        ("window_s", "Measurement window (s)", RATE, False),
         ("preemptions", "Preemptions", RATE, True),
         ("single_token_requests", "Requests of one token, without a TPOT", RATE, True),
     ],
@@ -57,6 +58,8 @@ GROUPS: dict[str, list[tuple[str, str, str, bool]]] = {
 
 QUIET = ("preemptions", "single_token_requests")
 """Nothing to tell where they are 0."""
+ALWAYS = ("request_rate", "throughput")
+"""Told even without a number: the measurement window was too short for one."""
 
 
 def summary_table(title: str, summary: pd.DataFrame, everything: bool = False) -> Table:
@@ -87,27 +90,41 @@ def summary_table(title: str, summary: pd.DataFrame, everything: bool = False) -
     return out
 
 
-def sold_table(front: Front, sold: pd.DataFrame) -> Table:
-    """What each policy sells at each floor, from ``sold``, the front's sla_table."""
+def sold_tables(front: Front, sold: pd.DataFrame, width: int) -> list[Table]:
+    """What each policy sells at each floor, from ``sold``, the front's sla_table: tables no wider than ``width``."""
     title = "tok/s/GPU at a floor of tok/s/user (p50)" + (", all domains" if front.domain == "all" else "")
-    rows = [[policy, *part["text"]] for policy, part in sold.groupby("policy", sort=False)]
-    return show.table(title, ["policy", *_floors(sold)], rows)
+    rows = [[str(policy), *map(str, part["text"])] for policy, part in sold.groupby("policy", sort=False)]
+    return _within(width, title, ["policy", *_floors(sold)], rows)
 
 
-def gain_table(sold: pd.DataFrame, base: str) -> Table | None:
-    """The gains of sla_table's ``sold`` over ``base``, paired by seed; None where there is nothing to compare."""
+def gain_tables(sold: pd.DataFrame, base: str, width: int) -> list[Table]:
+    """The gains of sla_table's ``sold`` over ``base``, paired by seed; none where there is nothing to compare."""
     others = sold[sold["policy"] != base]
     at_base = sold[sold["policy"] == base].set_index("floor")
     floors = [f for f in at_base.index if at_base.loc[f, "throughput"] > 0]
     if others.empty or not floors:
-        return None
+        return []
     rows = [
-        [policy, *(_gain(row, at_base.loc[row["floor"], "throughput"]) for row in part.to_dict("records"))]
+        [str(policy), *(_gain(row, at_base.loc[row["floor"], "throughput"]) for row in part.to_dict("records"))]
         for policy, part in others.groupby("policy", sort=False)
     ]
     missing = any(cell == "–" for row in rows for cell in row)
     why = "–: no number to compare there" if missing else None
-    return show.table(f"The same against {base}, paired by seed", ["policy", *_floors(sold)], rows, why)
+    return _within(width, f"The same against {base}, paired by seed", ["policy", *_floors(sold)], rows, why)
+
+
+def _within(width: int, title: str, heads: list[str], rows: list[list[str]], caption: str | None = None) -> list[Table]:
+    """A table as several of its first column and as many others as fit in ``width`` characters, one at least."""
+    wide = [max(len(cell) for cell in column) + 3 for column in zip(heads, *rows, strict=True)]
+    parts: list[list[int]] = [[]]
+    for at in range(1, len(heads)):
+        if parts[-1] and wide[0] + sum(wide[i] for i in parts[-1]) + wide[at] > width:
+            parts.append([])
+        parts[-1].append(at)
+    return [
+        show.table(title, [heads[i] for i in (0, *part)], [[row[i] for i in (0, *part)] for row in rows], caption)
+        for part in parts
+    ]
 
 
 def _floors(sold: pd.DataFrame) -> list[str]:
@@ -129,7 +146,7 @@ def _signed(share: float) -> str:
 
 
 def _tells(name: str, values: pd.Series[Any]) -> bool:
-    return bool((values > 0).any() if name in QUIET else values.notna().any())
+    return name in ALWAYS or bool((values > 0).any() if name in QUIET else values.notna().any())
 
 
 def _cell(kind: str, value: Any) -> str:

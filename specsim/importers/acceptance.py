@@ -83,6 +83,8 @@ def _format(path: str | Path, text: str) -> str:
         name = _json_format(parse(path, text)[0][1])
     else:
         name = "log" if LOG_LINE in text else "metrics" if COUNTER.search(text) or "# TYPE" in text else None
+    if name is None and '"specsim.workload/' in start[:4096]:
+        raise SpecsimError(f"{path}: these are arrivals (--arrivals), expected a trace or counters of a drafter")
     if name is None:
         got = repr(start[:60]) if start else "an empty file"
         raise SpecsimError(f"{path}: expected one of the formats {', '.join(FORMATS)}, got {got}")

@@ -238,6 +238,7 @@ def workload_of(plan: Plan, name: str, drive: Drive) -> Workload:
             output_tokens=_law(output) if short else loop.output_tokens,
             measured=rounds * loop.concurrency,
             think_s=turnaround(drive),
+            think_cv=0.0,
         )
     requests = plan.arrivals if name == "arrivals" else plan.open()
     assert requests is not None

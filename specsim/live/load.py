@@ -151,17 +151,20 @@ class Driver:
         users, measured = workload.concurrency, workload.num_measured
         drive = Drive(workload.label, first=users, last=users + measured)
         lengths = workload.asked(seed)
+        thinks = itertools.chain.from_iterable(workload.thinks(seed))
         load = _Load(self, drive, users)
 
-        async def user() -> None:
+        async def user(first: float) -> None:
+            if workload.think_s:
+                await asyncio.sleep(first)
             while True:
                 prompt, output = next(lengths)
                 if await load.send(prompts.order(prompt, output)):
                     await asyncio.sleep(PAUSE)
                 if workload.think_s:
-                    await asyncio.sleep(workload.think_s)
+                    await asyncio.sleep(float(next(thinks)))
 
-        return await load.run([user() for _ in range(users)])
+        return await load.run([user(first) for first in workload.first_asks(seed).tolist()])
 
     async def drain(self, users: int, prompt_tokens: int, output_tokens: int) -> Drive:
         """``users`` requests at once whose answers end one after the other, evenly: steps of ``users`` down to 1."""

@@ -149,7 +149,7 @@ def _workload(
     if isinstance(one, ClosedLoop):
         measured = ", ".join(f"{w.num_measured:,}" for w in workloads if isinstance(w, ClosedLoop))
         rows += [
-            ("Closed loop", f"each user asks again {one.think_s:g} s after the last answer"),
+            ("Closed loop", f"each user asks again {_think(one)} after the last answer"),
             ("Requests measured", f"{measured} (by load), after 5 a user of warm-up"),
         ]
         if one.has_turns:
@@ -199,6 +199,14 @@ def _provenance(of: Any) -> list[tuple[str, str]]:
     versions = getattr(of, "versions", None) or {}
     rows = [(name.capitalize(), _text(getattr(of, name, None))) for name in ("source", "command", "date", "notes")]
     return [*rows, ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items()))]
+
+
+def _think(loop: ClosedLoop) -> str:
+    """The time that users think, in words: a number, or a mean and how it is spread."""
+    if not loop.think_s or not loop.think_cv:
+        return f"{loop.think_s:g} s"
+    spread = "exponential" if loop.think_cv == 1 else f"gamma, CV {loop.think_cv:g}"
+    return f"{loop.think_s:g} s ({spread}, on average)"
 
 
 def _law(lengths: Any) -> str:
