@@ -13,6 +13,7 @@ import typer
 
 from specsim.baseline import read_results
 from specsim.cli import show
+from specsim.cli.base import base_of
 from specsim.cli.inputs import parse_numbers, typed_command
 from specsim.cli.options import RUN, Options, option, with_options
 from specsim.cli.run import Jobs, Seeds, Speed, Ttft, print_caveats, run_all, slo_of, warn_extrapolated
@@ -41,7 +42,7 @@ def report(
         str, option("--sla", help="Interactivity floors to offer and to read off, tok/s/user.", panel=RUN)
     ] = "50,80,120",
     base: Annotated[
-        str | None, option("--base", help="Policy that gains are over (default: the first).", panel=RUN)
+        str | None, option("--base", help="Policy that gains are over, by -s or label (default: the first).", panel=RUN)
     ] = None,
     users: Annotated[
         int,
@@ -76,9 +77,7 @@ def report(
     check_output("--out", out)
     html.check_library()
     scenario, policies, workloads = options.build()
-    labels = [repr(policy) for policy in policies]
-    if base is not None and base not in labels:
-        raise SpecsimError(f"--base: expected one of {', '.join(labels)}, got {base!r}")
+    base = base_of(base, [repr(policy) for policy in policies], options)
     notes = []
     if results is not None:
         frame = read_results(results)
