@@ -384,6 +384,67 @@ def test_the_command_writes_the_page_of_the_sweep(run, tmp_path):
     assert "column 'policy': expected NoSpec(), StaticGamma(1), StaticGamma(2), as the options say" in err
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with a profile, a scheduler and results.parquet made with both."""
+    from specsim.cli import app
+
+    folder = tmp_path_factory.mktemp("kept")
+    shutil.copy(SMALL[1], folder / "profile.json")
+    (folder / "mine.py").write_text("def lazy(view):\n    return [0] * view.num_seqs\n", encoding="utf-8")
+    typed = ("sweep", *map(str, of(folder)), "--seeds", "2", "--out", str(folder))
+    assert app(typed, standalone_mode=False) in (0, None)
+    return folder
+
+
+def of(folder):
+    rest = SMALL[SMALL.index("--closed") : SMALL.index("--seeds")]
+    return ("--profile", folder / "profile.json", "--trace", SMALL[3], "-s", "NoSpec", "-s", f"{folder}/mine.py:lazy",
+            *rest, "--jobs", "1")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--output-tokens", "17"], "--output-tokens 16, not 17"),
+        (["--block-size", "8", "--gamma", "3"], "--block-size 16, not 8; --gamma its default, not 3"),
+        (["--seeds", "3"], "--seeds 2, not 3"),
+        (["--trace", ROOT / "traces/mtp1.json"], "--trace qwen3-4b-dspark.json (sha256 "),
+    ],
+)
+def test_results_of_other_options_are_refused(run, tmp_path, kept, more, words):
+    out = tmp_path / "page.html"
+    code, printed, err = run("report", *of(kept), "--results", kept / "results.parquet", "--out", out, *more)
+    assert (code, printed) == (2, "")
+    assert f"results.parquet: made with other options: {words}" in err
+    assert err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_results_are_of_their_files_contents_not_of_their_names(run, tmp_path, kept):
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(kept, folder)
+    typed = ("report", *of(folder), "--results", folder / "results.parquet", "--out", folder / "page.html")
+    for seeds in ((), ("--seeds", "2")):
+        assert run(*typed, *seeds)[::2] == (0, "")
+    assert "which these options and input files made" in Page((folder / "page.html").read_text(encoding="utf-8")).said
+    for name, option in (("mine.py", "--scheduler"), ("profile.json", "--profile")):
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write("\n")
+        code, _, err = run(*typed)
+        assert code == 2
+        assert f"{option} {name} (sha256 " in err
+
+
+def test_results_that_tell_nothing_are_said_to(run, tmp_path, kept):
+    frame = pd.read_parquet(kept / "results.parquet")
+    frame.attrs = {}
+    frame.to_parquet(tmp_path / "bare.parquet")
+    out = tmp_path / "page.html"
+    assert run("report", *of(kept), "--results", tmp_path / "bare.parquet", "--out", out, "--gamma", "3")[0] == 0
+    assert "the assumptions below are as told on the command line, not checked" in Page(out.read_text("utf-8")).said
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

@@ -15,6 +15,7 @@ from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.base import base_of
 from specsim.cli.inputs import parse_numbers, typed_command
+from specsim.cli.made_of import check_made_of
 from specsim.cli.options import RUN, Options, option, with_options
 from specsim.cli.run import Jobs, Seeds, Speed, Ttft, print_caveats, run_all, slo_of, warn_extrapolated
 from specsim.engine import Policy, Scenario
@@ -23,6 +24,11 @@ from specsim.pareto import caveats
 from specsim.types import SpecsimError
 from specsim.workload import Workload
 from specsim.workload_file import WorkloadFile
+
+UNCHECKED = (
+    "does not tell what it was made from: the numbers are its own, the assumptions below are as told on the command "
+    "line, not checked."
+)
 
 
 @with_options
@@ -34,7 +40,7 @@ def report(
         Path | None,
         option(
             "--results",
-            help="Show the results.parquet of an earlier sweep of the same options instead of simulating.",
+            help="Show the results.parquet of an earlier sweep of the same options (others are refused).",
             panel=RUN,
         ),
     ] = None,
@@ -82,7 +88,11 @@ def report(
     if results is not None:
         frame = read_results(results)
         _check_same(frame, results, scenario, policies, workloads)
-        notes.append(f"The numbers are read from {results}, which these options are said to have made.")
+        usual = str(context.get_parameter_source("seeds")).endswith(".DEFAULT")
+        if check_made_of(frame, results, options, None if usual else seeds):
+            notes.append(f"The numbers are read from {results}, which these options and input files made.")
+        else:
+            notes.append(f"{results} {UNCHECKED}")
     else:
         frame = run_all(scenario, policies, workloads, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     page = make_report(
