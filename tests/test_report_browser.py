@@ -304,6 +304,8 @@ def test_names_break_between_their_parts_alone(browser, swept, tmp_path):
         for name in page.locator("button.name > span, #read-off > .scroll th[scope=row], .key li > span").all():
             if name.is_visible():
                 assert all(line[0] in "(@" for line in name.evaluate(lines)[1:]), name.text_content()
+        base = page.locator(".sold thead th").nth(2).evaluate(lines)  # % against DSparkGreedy()
+        assert all(line.strip() != ")" and not line.endswith("(") for line in base), base
 
 
 def test_an_open_loop_asks_for_requests_a_second(browser, tmp_path):

@@ -54,7 +54,7 @@ def read_off(
     )
     served = "users per GPU" if closed else "requests/s per GPU"
     heads = ("Scheduler", "tok/s per GPU", f"% against {base}", served, "GPUs needed", "TTFT")
-    top = "".join(f'<th scope="col">{html.text(head)}</th>' for head in heads)
+    top = "".join(f'<th scope="col">{html.name(head)}</th>' for head in heads)
     sold = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Read off at the floor"><table class="sold"><thead>'
         f"<tr>{top}</tr></thead>\n"
