@@ -168,7 +168,7 @@ def make_baseline(
         numbers = {metric: [_rounded(v) for v in rows[metric].tolist()] for metric in METRICS}
         head = {"policy": policy, "workload": str(rows["workload"].iloc[0]), "load": load}
         runs.append(Runs.model_validate(head | numbers))
-    made_of = made_of or _noted(frame)
+    made_of = made_of or noted_made_of(frame) or MadeOf(settings={}, inputs=[])
     return Baseline(
         schema="specsim.baseline/1",
         specsim=version,
@@ -197,11 +197,12 @@ def note_made_of(frame: pd.DataFrame, made_of: MadeOf) -> None:
     frame.attrs[NOTED] = made_of.model_dump(mode="json")
 
 
-def _noted(frame: pd.DataFrame) -> MadeOf:
+def noted_made_of(frame: pd.DataFrame) -> MadeOf | None:
+    """What a sweep's table tells of how it was made; None if nothing, or not in our words."""
     try:
         return MadeOf.model_validate(frame.attrs.get(NOTED), strict=True)
-    except ValidationError:  # a table that tells nothing, or not in our words
-        return MadeOf(settings={}, inputs=[])
+    except ValidationError:
+        return None
 
 
 def write_baseline(path: str | Path, baseline: Baseline) -> Path:

@@ -49,8 +49,8 @@ def crossover_lines(front: Front) -> list[str]:
         where = starts[kind].format(Reading(row["load"], row["load_ci"]) if kind == "at" else number(bound), what=what)
         doubt = np.isnan(row["load_ci"]) and front.points["seeds"].max() > 1
         lines.append(
-            f"{where}, {row['after']} overtakes {row['before']} in throughput ({number(row['throughput'])} "
-            f"tok/s/GPU at {number(row['interactivity'])} tok/s/user)."
+            f"{where}, {row['after']} overtakes {row['before']} in throughput: {number(row['throughput'])} "
+            f"tok/s/GPU, where {row['after']}'s users get {number(row['interactivity'])} tok/s."
             + (" Not every seed shows it: it may be noise." if doubt else "")
         )
     return lines

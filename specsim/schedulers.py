@@ -114,7 +114,7 @@ class NoSpec(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class StaticGamma(BuiltIn):
-    """Verify the first ``gamma`` tokens of every block, always."""
+    """Verify the first γ tokens of every block (``gamma``), always."""
 
     gamma: int
 
@@ -170,7 +170,7 @@ class BatchSizeTable(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class Threshold(BuiltIn):
-    """Verify each block up to the first position whose confidence lies below ``confidence``."""
+    """Verify each block up to the first position whose confidence lies below a threshold (``confidence``)."""
 
     confidence: float
     synchronous = True
@@ -185,7 +185,7 @@ class Threshold(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class DSparkGreedy(BuiltIn):
-    """Algorithm 1 of arXiv 2607.05147: admit in descending survival while Θ rises.
+    """Algorithm 1 of arXiv 2607.05147: admit in descending survival while Θ, expected tokens a second, rises.
 
     It stops at the first admission that does not raise Θ, which keeps it lossless.
     """
@@ -205,7 +205,7 @@ class DSparkGreedy(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class GlobalArgmax(BuiltIn):
-    """The best Θ over all K on this step's own confidences. Not lossless (the paper's Appendix A)."""
+    """The most expected tokens a second on this step's own confidences. Not lossless (the paper's Appendix A)."""
 
     synchronous = True
     needs_confidence = True

@@ -30,7 +30,7 @@ Kind = Literal["flat", "scaled", "stale"]
 
 @dataclass(frozen=True, repr=False)
 class TETRIS(BuiltIn):
-    """The ``budget`` draft tokens of the batch that survive best, whatever the step costs (arXiv 2502.15197).
+    """The draft tokens of the batch that survive best, so many (``budget``) whatever the step costs (arXiv 2502.15197).
 
     A server has room for so many tokens a step; taking the largest products of probabilities, prefix by prefix,
     gives the most accepted tokens that can be expected of it. The product is the view's survival.
@@ -90,7 +90,7 @@ class SmartSpec(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class SpecDecPP(BuiltIn):
-    """Stop once a rejection is likelier than ``rejection`` (SpecDec++, arXiv 2405.19715).
+    """Stop once a rejection is likelier than a bound (``rejection``): SpecDec++, arXiv 2405.19715.
 
     Position k is verified if 1 − c_1·…·c_{k−1} ≤ h: the draft that tips the scale still is, so no decision
     depends on the token that it is about, and the first always is. Threshold looks at each confidence alone.

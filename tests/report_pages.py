@@ -51,7 +51,7 @@ def made(swept: dict[str, Any], frame: pd.DataFrame | None = None, **more: Any) 
         "floors": FLOORS,
         "command": "specsim report --of this",
         "versions": {"specsim": "0"},
-        "users": 50,
+        "demand": 50,
     }
     parts = (swept["scenario"], swept["policies"], swept["workloads"])
     return make_report(swept["frame"] if frame is None else frame, *parts, **(given | more))

@@ -6,6 +6,7 @@ from io import StringIO
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from rich.console import Console
 from test_pareto import sweep
 
@@ -15,6 +16,7 @@ from specsim.pareto import pareto, sla_table
 ROOT = Path(__file__).parents[1]
 PROFILE = str(ROOT / "hw_profiles/dsv4-flash-b300-tp4.json")
 TRACE = str(ROOT / "traces/qwen3-4b-dspark.json")
+MTP = str(ROOT / "traces/mtp1.json")
 BASE = ("--profile", PROFILE, "--trace", TRACE)
 SMALL = ("--poisson", "20", "--num-requests", "40", "--output-tokens", "32")
 
@@ -71,6 +73,24 @@ def test_pareto_prints_what_is_sold_and_the_paired_gains_of_all_domains_alone(ru
         assert f"{100 * row['gain']:+.1f} ± {100 * row['gain_ci']:.1f} %".replace("-", "−") in text
     other = run("pareto", "--results", tmp_path / "results.parquet", "--base", "DSparkAsync()", "--out", tmp_path)[1]
     assert "The same against DSparkAsync(), paired by seed" in other
+
+
+def test_the_base_is_named_as_tables_or_schedulers_are_and_seen_to_before_the_runs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = (
+        "pareto", *BASE, "-s", "StaticGamma(2)", "-s", f"MTP1@{MTP}", "--closed", "2,32", "--num-requests", "32",
+        "--output-tokens", "16", "--sla", "180", "--seeds", "1", "--jobs", "1", "--out", tmp_path,
+    )  # fmt: skip
+    for base in (f"MTP1@{MTP}", "MTP1()@mtp1"):
+        assert "The same against MTP1()@mtp1" in run(*typed, "--base", base)[1]
+    results = ("pareto", "--results", tmp_path / "results.parquet", "--sla", "180", "--out", tmp_path, "--base")
+    assert "The same against StaticGamma(2)" in run(*results, "StaticGamma(gamma=2)")[1]
+    monkeypatch.setattr("specsim.cli.run.run_all", lambda *_: pytest.fail("it was simulated first"))
+    words = "error: --base: expected one of StaticGamma(2), MTP1()@mtp1, got {!r}\n"
+    for base in ("NoSpec", "Nope", "missing.py:Mine"):
+        assert run(*typed, "--base", base) == (2, "", words.format(base))
+        assert run(*results, base) == (2, "", words.format(base))
 
 
 def test_a_gain_is_a_bound_where_the_throughput_is_one() -> None:

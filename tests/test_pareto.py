@@ -210,7 +210,10 @@ def test_a_crossover_some_seeds_do_not_show_has_no_interval():
 @pytest.mark.parametrize(
     ("b_by_seed", "said"),
     [
-        ([(8, 12), (8, 12)], "At 2.5 ± 0 users, B overtakes A in throughput (10 tok/s/GPU at 1 tok/s/user)."),
+        (
+            [(8, 12), (8, 12)],
+            "At 2.5 ± 0 users, B overtakes A in throughput: 10 tok/s/GPU, where B's users get 1 tok/s.",
+        ),
         ([(9.9333, 10.9333), (9.9, 10.9)], "At or below 1.88 users (the lowest load simulated is 1), B overtakes A"),
         ([(8, 10.1), (8, 10.3)], "At or above 2.15 users (the highest load simulated is 4), B overtakes A"),
         ([(6, 10.5), (9.5, 16)], "Somewhere between 1 and 4 users, all the loads simulated, B overtakes A"),
@@ -222,7 +225,7 @@ def test_a_crossover_is_told_with_what_it_is_worth(b_by_seed, said):
     (line,) = crossover_lines(pareto(pd.concat(parts)))
     assert said in line
     one = crossover_lines(pareto(sweep(lines_to(4, A=(10, 10), B=(8, 12)), kind="poisson")))
-    assert one == ["At 2.5 requests/s, B overtakes A in throughput (10 tok/s/GPU at 1 tok/s/user)."]
+    assert one == ["At 2.5 requests/s, B overtakes A in throughput: 10 tok/s/GPU, where B's users get 1 tok/s."]
 
 
 def lines_to(last, **ys):

@@ -22,9 +22,10 @@ from test_pareto import sweep as by_hand
 
 import specsim as ss
 from specsim.acceptance import synthetic
-from specsim.pareto import pareto, sla_table
+from specsim.pareto import number, pareto, sla_table
 from specsim.plots import COLOURS
 from specsim.report import charts, html, make_report
+from specsim.report.looks import PALETTE
 from specsim.types import SpecsimError
 
 vl_convert = pytest.importorskip("vl_convert", reason="the extra report is not installed")
@@ -175,7 +176,7 @@ def test_inputs_are_told_with_where_they_are_from(swept, page):
         "analytic: worked out from the hardware's ratings", "made up for a test", "profile tiny is analytic",
         "recorded: 64 blocks of 2 responses, dense", "synthetic: blocks drawn from parameters",
         "γ = 2, of 2 in the trace",
-        "StaticGamma(2)", "closed 1, closed 4, closed 8", "Seeds0, 1, 2", "specsim report --of this", "Vega-Lite 6.4",
+        "StaticGamma(2)", "1, 4, 8 users", "Seeds0, 1, 2", "specsim report --of this", "Vega-Lite 6.4",
     ):  # fmt: skip
         assert words in page.said, words
 
@@ -200,20 +201,75 @@ def test_calibrated_confidences_stand_beside_the_raw_ones():
     assert [row["few"] for row in spec["data"]["values"]] == [False, True] * 2
 
 
-def test_users_of_an_open_loop_are_requests_in_flight():
+def test_an_open_loop_is_served_by_requests_a_second():
+    """By users in flight, of which the faster scheduler has fewer, it would need more GPUs for the same rate."""
     swept = small_sweep(workloads=[ss.Poisson(r, 40, 8, 12) for r in (0.02, 0.05)], seeds=1)
-    page = Page(made(swept))
+    page = Page(made(swept, demand=2.5))
     runs = swept["frame"][swept["frame"]["domain"] == "all"]
-    expected = (runs["request_rate"] * runs["e2e_mean"] / runs["gpus"]).tolist()
-    assert [users for p in page.data["front"]["policies"] for users in p["users"]] == pytest.approx(expected)
-    assert "Little's law" in page.said
-    assert "one seed, so no intervals" in page.said
+    expected = (runs["request_rate"] / runs["gpus"]).tolist()
+    assert [served for p in page.data["front"]["policies"] for served in p["served"]] == pytest.approx(expected)
+    for words in ("Requests/s to serve", "requests/s per GPU", "one seed, so no intervals", "40, the first tenth"):
+        assert words in page.said
+    assert "users per GPU" not in page.said
+    assert next(i for i in page.all("input") if i.get("id") == "demand")["value"] == "2.5"
+    with pytest.raises(SpecsimError, match="requests/s: expected a number above 0"):
+        made(swept, demand=0)
+
+
+def test_the_slider_ends_where_nobody_sells_more_and_floors_beyond_are_said_to(swept):
+    page = Page(made(swept, floors=[0.95, 1.5, 5000]))
+    best = pareto(swept["frame"]).points.sort_values("interactivity_p50").iloc[-1]
+    slider = next(i for i in page.all("input") if i.get("id") == "floor")
+    assert best["interactivity_p50"] - float(slider["step"]) < float(slider["max"]) <= best["interactivity_p50"]
+    assert [b["data-floor"] for b in page.all("button") if "data-floor" in b] == ["0.95", "1.5"]
+    most = number(best["interactivity_p50"])
+    assert f"No scheduler is as fast as 5,000 tok/s per user: the most is {most}, " in page.said
+    assert "'s at 1 user." in page.said
+    alone = Page(made(swept, floors=[3000, 5000]))
+    assert "as fast as 3,000 or 5,000 tok/s" in alone.said
+    assert "No scheduler is as fast" not in Page(made(swept)).said
+
+
+def test_one_scheduler_sells_and_one_user_is_one(swept):
+    frame = swept["frame"]
+    one = {**swept, "policies": swept["policies"][:1], "workloads": swept["workloads"][:1]}
+    page = Page(made(one, frame[(frame["policy"] == "NoSpec()") & (frame["load"] == 1)]))
+    assert "What one scheduler of speculative decoding sells at 1 user, 3 seeds each" in page.said
+
+
+def test_what_is_typed_is_told_in_words(swept):
+    page = Page(made({**swept, "policies": [*swept["policies"], ss.Policy(ss.StaticGamma(1))]}))
+    for words in (
+        "8 in every request", "12 in every request", "1, 4, 8 users, each with one request at a time",
+        "each block's own chances, as the drafter's confidence head tells them",
+        "varying from block to block (Beta, concentration 3); confidences as they are",
+        "first position whose confidence lies below a threshold.", "not limited: neither the profile nor --kv-tokens",
+        "StaticGamma(2)@made, StaticGamma(1)Verify the first γ tokens of every block, always.",
+    ):  # fmt: skip
+        assert words in page.said, words
+    for words in ("Fixed(", "table1d", "position_mean", "overconfidence", "not limited by the profile", "``"):
+        assert words not in page.said, words
+    assert page.said.count("Verify the first γ tokens of every block") == 1
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        (ss.LogNormal(512, 1.2, maximum=4096), "log-normal, median 512, σ 1.2, 4,096 at most"),
+        (ss.Empirical((3, 5)), "drawn from 2 values, mean about 4"),
+        (ss.Quantiles((0, 1), (10, 20)), "drawn from 2 quantiles, mean about 14.9"),
+    ],
+)
+def test_laws_of_lengths_are_told_in_words(law, words):
+    from specsim.report.sources import _law
+
+    assert _law(law).startswith(words)
 
 
 def test_ten_curves_have_ten_colours_on_the_page_as_in_pictures(text):
     names = [f"P{i}" for i in range(10)]
     assert len(set(charts._series(names)[0]["scale"]["range"])) == 10
-    assert len(set(COLOURS)) == len(COLOURS) == len(charts.PALETTE)
+    assert len(set(COLOURS)) == len(COLOURS) == len(PALETTE)
     for i, colour in enumerate(COLOURS):
         assert f"--s{i}: {colour};" in text
     looks = [tuple(str(c["scale"]["range"][i]) for c in charts._series([*map(str, range(40))])) for i in range(40)]
@@ -256,7 +312,8 @@ def curves_of(frame, gpus=1):
     """The curves that the page gets, without the page."""
     from specsim.report import _curves
 
-    front = pareto(frame.assign(users=frame["load"] / gpus))
+    waits = {"ttft_p50": frame["load"] / 10, "ttft_p90": frame["load"] / 5}
+    front = pareto(frame.assign(served=frame["load"] / gpus, **waits))
     profile = type("Profile", (), {"gpus": gpus})
     return front, _curves(front, type("Scenario", (), {"profile": profile, "lockstep": False}), None)
 
@@ -297,15 +354,16 @@ def test_the_page_reads_fronts_as_the_command_line_does():
 
 
 @needs_node
-def test_users_are_read_where_the_throughput_is():
+def test_users_and_their_wait_are_read_where_the_throughput_is():
     _, curves = curves_of(by_hand({"A": [(1, 100.0, 100.0), (3, 60.0, 160.0), (8, 40.0, 240.0)]}), gpus=4)
     code = """const [p] = given.policies;
     console.log(JSON.stringify([80, 50, 20, 120].map((f) => {
       const s = r.sold(given, p, p, f);
-      return [s.kind, s.users, s.load, r.gpusFor(given, s.users, 10)];
+      return [s.kind, s.served, s.ttft, s.late, r.gpusFor(given, s.served, 10)];
     })));"""
     assert in_node(code, curves) == [
-        ["value", 0.5, 2, 20], ["value", 1.375, 5.5, 8], ["at_least", 2, 8, 8], ["none", None, None, None],
+        ["value", 0.5, 0.2, 0.4, 20], ["value", 1.375, 0.55, 1.1, 8], ["at_least", 2, 0.8, 1.6, 8],
+        ["none", None, None, None, None],
     ]  # fmt: skip
 
 
@@ -347,6 +405,19 @@ def test_numbers_look_as_on_the_command_line():
     assert in_node(code, values) == [str(Reading(value, ci)) for value, ci in values]
 
 
+@needs_node
+def test_seconds_and_demands_are_read_as_people_write_them():
+    code = """console.log(JSON.stringify([
+      [0.0206, 0.9999, 3.567, 123.4, null].map((v) => r.seconds(v ?? NaN)),
+      [["7", true], ["2.5", true], ["2.5", false], ["0", false], ["1e9", false], ["1e10", false], ["", false]]
+        .map(([text, users]) => r.demand(text, 1e9, users)),
+    ]));"""
+    assert in_node(code, None) == [
+        ["20.6 ms", "1,000 ms", "3.57 s", "123 s", "–"],
+        [7, None, 2.5, None, 1e9, None, None],
+    ]
+
+
 # ---- the command
 
 SMALL = (
@@ -378,10 +449,74 @@ def test_the_command_writes_the_page_of_the_sweep(run, tmp_path):
     assert run("report", *SMALL, *results)[0] == 0
     told = Page(again.read_text(encoding="utf-8"))
     assert told.data["front"] == page.data["front"]
-    assert "The numbers are read from" in told.said
+    assert f"Numbersread from {picture / 'results.parquet'}, which these options and input files made" in told.said
     code, printed, err = run("report", *SMALL, "-s", "StaticGamma(1)", *results)
     assert (code, printed) == (2, "")
     assert "column 'policy': expected NoSpec(), StaticGamma(1), StaticGamma(2), as the options say" in err
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with a profile, a scheduler and results.parquet made with both."""
+    from specsim.cli import app
+
+    folder = tmp_path_factory.mktemp("kept")
+    shutil.copy(SMALL[1], folder / "profile.json")
+    (folder / "mine.py").write_text("def lazy(view):\n    return [0] * view.num_seqs\n", encoding="utf-8")
+    typed = ("sweep", *map(str, of(folder)), "--seeds", "2", "--out", str(folder))
+    assert app(typed, standalone_mode=False) in (0, None)
+    return folder
+
+
+def of(folder):
+    rest = SMALL[SMALL.index("--closed") : SMALL.index("--seeds")]
+    return ("--profile", folder / "profile.json", "--trace", SMALL[3], "-s", "NoSpec", "-s", f"{folder}/mine.py:lazy",
+            *rest, "--jobs", "1")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--output-tokens", "17"], "--output-tokens 16, not 17"),
+        (["--block-size", "8", "--gamma", "3"], "--block-size 16, not 8; --gamma its default, not 3"),
+        (["--seeds", "3"], "--seeds 2, not 3"),
+        (["--trace", ROOT / "traces/mtp1.json"], "--trace qwen3-4b-dspark.json (sha256 "),
+    ],
+)
+def test_results_of_other_options_are_refused(run, tmp_path, kept, more, words):
+    out = tmp_path / "page.html"
+    code, printed, err = run("report", *of(kept), "--results", kept / "results.parquet", "--out", out, *more)
+    assert (code, printed) == (2, "")
+    assert f"results.parquet: made with other options: {words}" in err
+    assert err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_results_are_of_their_files_contents_not_of_their_names(run, tmp_path, kept):
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(kept, folder)
+    typed = ("report", *of(folder), "--results", folder / "results.parquet", "--out", folder / "page.html")
+    for seeds in ((), ("--seeds", "2")):
+        assert run(*typed, *seeds)[::2] == (0, "")
+    assert (
+        "results.parquet, which these options and input files made"
+        in Page((folder / "page.html").read_text(encoding="utf-8")).said
+    )
+    for name, option in (("mine.py", "--scheduler"), ("profile.json", "--profile")):
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write("\n")
+        code, _, err = run(*typed)
+        assert code == 2
+        assert f"{option} {name} (sha256 " in err
+
+
+def test_results_that_tell_nothing_are_said_to(run, tmp_path, kept):
+    frame = pd.read_parquet(kept / "results.parquet")
+    frame.attrs = {}
+    frame.to_parquet(tmp_path / "bare.parquet")
+    out = tmp_path / "page.html"
+    assert run("report", *of(kept), "--results", tmp_path / "bare.parquet", "--out", out, "--gamma", "3")[0] == 0
+    assert "the assumptions below are as told on the command line, not checked" in Page(out.read_text("utf-8")).said
 
 
 @pytest.mark.parametrize(
@@ -392,6 +527,7 @@ def test_the_command_writes_the_page_of_the_sweep(run, tmp_path):
         (["--sla", "0"], "--sla: expected numbers above 0"),
         (["--users", "0"], "--users"),
         (["--users", "1000000001"], "--users"),
+        (["--demand-rate", "5"], "--demand-rate: has no meaning with --closed, expected --users"),
         (["--results", "none.parquet"], "none.parquet: cannot read"),
     ],
 )
@@ -402,6 +538,18 @@ def test_mistakes_are_one_line(run, tmp_path, monkeypatch, more, words):
     assert words in err
     assert err.count("\n") == 1
     assert not list(tmp_path.rglob("*.html"))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--users", "5"], "--users: has no meaning with open arrivals, expected --demand-rate"),
+        (["--demand-rate", "0"], "--demand-rate: expected requests/s above 0, 1,000,000,000 at most, got 0"),
+    ],
+)
+def test_open_loops_are_asked_for_requests_a_second(run, tmp_path, more, words):
+    typed = [*SMALL[: SMALL.index("--closed")], "--poisson", "5", "--out", tmp_path / "page.html", *more]
+    assert run("report", *typed) == (2, "", f"error: {words}\n")
 
 
 def test_without_its_extra_the_command_says_what_to_install(run, monkeypatch, tmp_path):
@@ -418,5 +566,23 @@ def test_a_drafter_of_one_position_has_a_table_and_no_curve():
     base = ss.Scenario(make_profile(), workload, drafter, ss.MTP1())
     frame = ss.sweep(base, seeds=[0], jobs=1)
     page = Page(make_report(frame, base, [ss.Policy(ss.MTP1())], [workload]))
-    assert "acceptance-0" not in page.data["charts"]
+    assert not {"acceptance-0", "reliability-0"} & set(page.data["charts"])
+    assert [row[:3] for row in page.rows if row[:2] == ["any domain", "1"]] == [["any domain", "1", "16,384"]] * 2
     assert any(row[:2] == ["any domain", "1"] for row in page.rows)
+
+
+def test_the_command_names_every_drafters_file_and_what_nobody_sells(run, tmp_path):
+    out = tmp_path / "page.html"
+    mtp = ROOT / "traces/mtp1.json"
+    code, printed, _ = run("report", *SMALL, "-s", f"MTP1@{mtp}", "--sla", "50,5000", "--out", out)
+    assert code == 0
+    assert "note: No scheduler is as fast as 5,000 tok/s per user" in printed
+    assert page_terms(out)["File"] == [str(SMALL[1]), str(SMALL[3]), str(mtp)]
+
+
+def page_terms(path):
+    """The assumptions of a page: descriptions by term."""
+    found: dict[str, list[str]] = {}
+    for term, said in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", path.read_text(encoding="utf-8")):
+        found.setdefault(term, []).append(said)
+    return found

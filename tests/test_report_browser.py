@@ -1,11 +1,14 @@
 """The report in headless Chromium: the slider, what it reads off, keyboard, widths, and not one request."""
 
+import re
 import shutil
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from report_pages import EVIL, FLOORS, Evil, made, small_sweep
 
+import specsim as ss
 from specsim.cli.tables import gain_tables
 from specsim.pareto import pareto, sla_table
 
@@ -92,13 +95,15 @@ def test_the_slider_reads_off_what_the_command_line_prints(browser, file, swept)
         slide(page, 0.95)
         assert "sells at least" in verdict(page)
         assert "Might sell as much or more, their loads end above this floor: Threshold(0.5)" in verdict(page)
-        slide(page, page.locator("#floor").get_attribute("max"))
-        assert "no scheduler sells anything" in verdict(page)
+        end = slide(page, page.locator("#floor").get_attribute("max"))
+        assert any(row[1] != "–" for row in end)
+        assert "sells the most" in verdict(page)
 
 
 def test_users_and_gpus_follow_the_demand(browser, file, swept):
     users = swept["frame"].assign(users=swept["frame"]["load"] / 2)  # two GPUs a replica
     readings = sla_table(pareto(users, y="users"), [1.5])
+    waits = pareto(swept["frame"]).points.set_index(["policy", "load"])["ttft_p50"]
     with opened(browser, file) as page:
         page.locator("#demand").fill("30")
         for row, (_, expected) in zip(slide(page, 1.5), readings.iterrows(), strict=True):
@@ -107,7 +112,17 @@ def test_users_and_gpus_follow_the_demand(browser, file, swept):
                 whole = -(-30 // (2 * expected["throughput"])) * 2
                 assert row[4] == f"{whole:.0f}"
             else:
-                assert row[3:] == (["–", "–"] if expected["text"] == "–" else row[3:])
+                assert row[3:] == (["–", "–", "–"] if expected["text"] == "–" else row[3:])
+            load = 2 * expected["throughput"]
+            if load > 0:
+                mine = waits[expected["policy"]]
+                wait = float(np.interp(load, mine.index, mine)) * 1000
+                assert row[5].startswith(f"{wait:.3g} ms p90 " if wait < 1000 else f"{wait / 1000:.3g} s p90 ")
+        assert "30 users need" in verdict(page)
+        waits = r"GPUs and then wait [\d.]+ m?s for the first token \(median, 90th percentile [\d.]+ m?s\)\."
+        assert re.search(waits, verdict(page))
+        page.locator("#demand").fill("1")
+        assert re.search("; 1 user needs (at most )?2 GPUs and then waits ", verdict(page))
         page.locator("#demand").fill("")
         assert {row[4] for row in sold(page)} == {"–"}
 
@@ -237,6 +252,77 @@ def test_the_chart_shows_the_floor_and_what_a_pointer_meets(browser, file, swept
             assert words in tip
 
 
+def test_the_others_fade_beside_the_scheduler_pointed_at(browser, file):
+    faint = "es => es.filter(e => Number(getComputedStyle(e).opacity) < 0.5).length"
+    with opened(browser, file) as page:
+
+        def faded(chart):
+            page.wait_for_timeout(150)
+            return page.locator(f"[data-chart={chart}] g.mark-line path").evaluate_all(faint)
+
+        def everywhere():
+            return {faded(chart) for chart in ("front", "throughput", "ttft")}
+
+        names = page.locator("button.name")
+        assert everywhere() == {0}
+        names.nth(1).hover()
+        assert everywhere() == {2}
+        page.mouse.move(0, 0)
+        assert everywhere() == {0}
+        page.locator("#latency .key li").nth(2).hover()
+        assert everywhere() == {2}
+        page.mouse.move(0, 0)
+        names.nth(0).focus()
+        assert everywhere() == {2}
+        names.nth(0).press("Enter")  # it stays so
+        names.nth(0).evaluate("e => e.blur()")
+        assert names.nth(0).get_attribute("aria-pressed") == "true"
+        assert everywhere() == {2}
+        names.nth(0).click()
+        names.nth(0).evaluate("e => e.blur()")
+        page.mouse.move(0, 0)
+        assert everywhere() == {0}
+        point = page.locator("[data-chart=front] g.mark-symbol path[aria-roledescription=point]").first
+        point.scroll_into_view_if_needed()
+        box = point.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        assert everywhere() == {2}
+
+
+def test_names_break_between_their_parts_alone(browser, swept, tmp_path):
+    path = tmp_path / "names.html"
+    frame = swept["frame"].assign(policy=swept["frame"]["policy"].replace({"NoSpec()": "DSparkGreedy()"}))
+    path.write_text(made(swept, frame), encoding="utf-8")
+    lines = """e => { const r = document.createRange(), found = [];
+      const t = document.createTreeWalker(e, NodeFilter.SHOW_TEXT);
+      for (let n = t.nextNode(); n; n = t.nextNode()) for (let i = 0; i < n.length; i++) {
+        r.setStart(n, i); r.setEnd(n, i + 1); const y = r.getBoundingClientRect().top;
+        if (!found.length || Math.abs(y - found.at(-1)[0]) > 4) found.push([y, '']);
+        found.at(-1)[1] += n.data[i]; }
+      return found.map((f) => f[1]); }"""
+    with opened(browser, path, viewport={"width": 375, "height": 800}) as page:
+        for name in page.locator("button.name > span, #read-off > .scroll th[scope=row], .key li > span").all():
+            if name.is_visible():
+                assert all(line[0] in "(@" for line in name.evaluate(lines)[1:]), name.text_content()
+        base = page.locator(".sold thead th").nth(2).evaluate(lines)  # % against DSparkGreedy()
+        assert all(line.strip() != ")" and not line.endswith("(") for line in base), base
+
+
+def test_an_open_loop_asks_for_requests_a_second(browser, tmp_path):
+    swept = small_sweep(workloads=[ss.Poisson(r, 40, 8, 12) for r in (0.02, 0.05)], seeds=1)
+    path = tmp_path / "open.html"
+    path.write_text(made(swept, demand=0.5), encoding="utf-8")
+    with opened(browser, path) as page:
+        page.get_by_label("Requests/s to serve").fill("1.5")
+        rows = slide(page, 0)
+        assert "1.5 requests/s need" in verdict(page)
+        for row in rows:
+            per_gpu = float(row[3].removeprefix("≥ "))
+            assert int(row[4].removeprefix("≤ ")) == pytest.approx(1.5 / per_gpu, abs=2.5)
+        page.get_by_label("Requests/s to serve").fill("0")
+        assert page.locator("#demand-problem").text_content().startswith("GPUs need a number of requests/s above 0")
+
+
 def test_percentiles_are_chosen_by_radio_buttons(browser, file):
     with opened(browser, file) as page:
         where = "[data-chart=ttft] g.mark-line path"
@@ -254,7 +340,13 @@ def test_it_fits_every_width_and_both_schemes(browser, file, width, scheme):
         tables = "[...document.querySelectorAll('table.sold, #read-off > .scroll > table')].map(e => e.parentElement)"
         assert page.evaluate(f"{tables}.length") == 2  # what is read off at the floors is seen whole
         assert not page.evaluate(f"{tables}.some(e => e.scrollWidth > e.clientWidth)")
-        assert page.locator("table.sold tbody td:visible").count() == 4 * 3
+        assert page.locator("table.sold tbody td:visible").count() == (4 if width == 375 else 5) * 3
+        small = "e => Math.min(e.getBoundingClientRect().height, e.getBoundingClientRect().width)"
+        for target in page.locator("nav a, .radios label, button, summary, input:not([type=radio])").all():
+            if target.is_visible():
+                assert target.evaluate(small) >= 24, target.evaluate("e => e.outerHTML")
+        # What folds is open where there is room.
+        assert page.locator("details.fold dl:visible").count() == (0 if width == 375 else 6)
         inked = "getComputedStyle(document.body).getPropertyValue('--paper').trim()"
         assert (page.evaluate(inked) == "#ffffff") == (scheme == "light")
         for box in page.locator("[data-chart]").all():
@@ -264,11 +356,35 @@ def test_it_fits_every_width_and_both_schemes(browser, file, width, scheme):
         assert colour == {"light": "rgb(89, 95, 102)", "dark": "rgb(166, 173, 181)"}[scheme]
 
 
+def test_long_names_and_numbers_fit_a_telephone(browser, swept, tmp_path):
+    names = {"NoSpec()": "DSparkGreedy()", "Threshold(0.5)": "StaticGamma(3)"}
+    frame = swept["frame"]
+    large = frame.assign(
+        policy=frame["policy"].replace(names), throughput=2000 * frame["throughput"],
+        interactivity_p50=100 * frame["interactivity_p50"], ttft_p50=0.0206, ttft_p90=0.0413,
+    )  # fmt: skip
+    path = tmp_path / "large.html"
+    path.write_text(made(swept, large, floors=[50, 95, 130]), encoding="utf-8")
+    with opened(browser, path, viewport={"width": 375, "height": 800}) as page:
+        for floor in (1, 50, 95, 130, 150, 180):
+            assert slide(page, floor)[0][5] in ("20.6 ms p90 41.3 ms", "–")
+            assert not page.locator("table.sold").evaluate(
+                "e => e.parentElement.scrollWidth > e.parentElement.clientWidth"
+            )
+
+
 def test_print_is_light_whatever_the_screen_is(browser, file):
     with opened(browser, file, color_scheme="dark") as page:
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).getPropertyValue('--paper').trim()") == "#ffffff"
         assert not page.locator("#floor").is_visible()
+    with opened(browser, file, viewport={"width": 375, "height": 800}) as page:
+        page.emulate_media(media="print")
+        page.wait_for_timeout(100)
+        assert page.locator("details.fold dl:visible").count() == 6  # paper has no more room, but cannot be unfolded
+        page.emulate_media(media="screen")
+        page.wait_for_timeout(100)
+        assert page.locator("details.fold dl:visible").count() == 0
 
 
 def test_a_name_that_is_markup_does_nothing(browser, tmp_path):

@@ -13,16 +13,24 @@ import typer
 
 from specsim.baseline import read_results
 from specsim.cli import show
+from specsim.cli.base import base_of
 from specsim.cli.inputs import parse_numbers, typed_command
+from specsim.cli.made_of import check_made_of
 from specsim.cli.options import RUN, Options, option, with_options
 from specsim.cli.run import Jobs, Seeds, Speed, Ttft, print_caveats, run_all, slo_of, warn_extrapolated, warn_window
 from specsim.engine import Policy, Scenario
 from specsim.files import check_apart, check_output, read_json, read_start, write_text
 from specsim.metrics import window_warning
 from specsim.pareto import caveats
+from specsim.pareto import pareto as make_front
 from specsim.types import SpecsimError
-from specsim.workload import Workload
+from specsim.workload import ClosedLoop, Workload
 from specsim.workload_file import WorkloadFile
+
+UNCHECKED = (
+    "does not tell what it was made from: the numbers are its own, the assumptions below are as told on the command "
+    "line, not checked."
+)
 
 
 @with_options
@@ -34,7 +42,7 @@ def report(
         Path | None,
         option(
             "--results",
-            help="Show the results.parquet of an earlier sweep of the same options instead of simulating.",
+            help="Show the results.parquet of an earlier sweep of the same options (others are refused).",
             panel=RUN,
         ),
     ] = None,
@@ -42,18 +50,24 @@ def report(
         str, option("--sla", help="Interactivity floors to offer and to read off, tok/s/user.", panel=RUN)
     ] = "50,80,120",
     base: Annotated[
-        str | None, option("--base", help="Policy that gains are over (default: the first).", panel=RUN)
+        str | None, option("--base", help="Policy that gains are over, by -s or label (default: the first).", panel=RUN)
     ] = None,
     users: Annotated[
-        int,
+        int | None,
         option(
             "--users",
-            help="Users that the page asks GPUs for, until another number is typed.",
+            help="Users that the page first asks GPUs for: closed loops (default: 1000).",
             min=1,
             max=1_000_000_000,
             panel=RUN,
         ),
-    ] = 1000,
+    ] = None,
+    demand_rate: Annotated[
+        float | None,
+        option(
+            "--demand-rate", help="Requests/s that the page first asks GPUs for: open loops (default: 100).", panel=RUN
+        ),
+    ] = None,
     seeds: Seeds = 3,
     jobs: Jobs = -1,
     slo_ttft: Ttft = None,
@@ -67,7 +81,7 @@ def report(
     --trace traces/qwen3-4b-dspark.json -s NoSpec -s 'StaticGamma(3)' -s DSparkAsync --closed 1,4,16,64,256
     --max-num-batched-tokens 1024 --out out/report.html
     """
-    from specsim.report import html, make_report
+    from specsim.report import html, make_report, too_fast
 
     floors = parse_numbers("--sla", sla)
     if out.suffix.lower() not in (".html", ".htm"):
@@ -77,19 +91,24 @@ def report(
     check_output("--out", out)
     html.check_library()
     scenario, policies, workloads = options.build()
-    labels = [repr(policy) for policy in policies]
-    if base is not None and base not in labels:
-        raise SpecsimError(f"--base: expected one of {', '.join(labels)}, got {base!r}")
-    notes = []
+    demand = _demand(users, demand_rate, closed=isinstance(workloads[0], ClosedLoop))
+    base = base_of(base, [repr(policy) for policy in policies], options)
+    notes, read = [], ""
     if results is not None:
         frame = read_results(results)
         _check_same(frame, results, scenario, policies, workloads)
-        notes.append(f"The numbers are read from {results}, which these options are said to have made.")
+        usual = str(context.get_parameter_source("seeds")).endswith(".DEFAULT")
+        if check_made_of(frame, results, options, None if usual else seeds):
+            read = f"read from {results}, which these options and input files made"
+        else:
+            notes.append(f"{results} {UNCHECKED}")
     else:
         frame = run_all(scenario, policies, workloads, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     warn_window(frame, needed=True)
     if short := window_warning(frame):
         notes.append(f"{short[:1].upper()}{short[1:]}.")
+    named = zip(policies, options.scheduler or (), strict=False)
+    own = {repr(policy): Path(trace) for policy, text in named if (trace := text.partition("@")[2])}
     page = make_report(
         frame,
         scenario,
@@ -97,18 +116,31 @@ def report(
         workloads,
         floors=floors,
         base_policy=base,
-        users=users,
+        demand=demand,
         command=typed_command(context),
         versions=_versions(),
-        files={"--profile": options.profile, "--trace": options.trace, "--arrivals": options.arrivals},
+        files={"--profile": options.profile, "--trace": options.trace, "--arrivals": options.arrivals, **own},
         arrivals=_workload_file(options.arrivals),
         notes=notes,
+        read=read,
     )
     write_text(out, page)
     console = show.console()
-    print_caveats(caveats(frame))
+    unsold = too_fast(make_front(frame), floors)
+    print_caveats([*caveats(frame), *([unsold] if unsold else [])])
     warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     console.print(f"Wrote {out} ({len(page.encode()) / 1e6:.1f} MB): open it in a browser")
+
+
+def _demand(users: int | None, rate: float | None, closed: bool) -> float | None:
+    """What the page first asks GPUs for; SpecsimError where the loads are not of its kind."""
+    if closed and rate is not None:
+        raise SpecsimError("--demand-rate: has no meaning with --closed, expected --users")
+    if users is not None and not closed:
+        raise SpecsimError("--users: has no meaning with open arrivals, expected --demand-rate")
+    if rate is not None and not 0 < rate <= 1e9:
+        raise SpecsimError(f"--demand-rate: expected requests/s above 0, 1,000,000,000 at most, got {rate:g}")
+    return users if closed else rate
 
 
 def _check_same(
@@ -120,7 +152,7 @@ def _check_same(
         "workload": {workload.label for workload in workloads},
         "profile": {scenario.profile.name},
     }
-    for column in (*expected, "seed", "domain", "request_rate", "e2e_mean", "gpus", "extrapolated_steps"):
+    for column in (*expected, "seed", "domain", "request_rate", "ttft_p50", "ttft_p90", "gpus", "extrapolated_steps"):
         if column not in frame.columns:
             raise SpecsimError(f"{path}: no column {column!r}, expected the results.parquet of specsim sweep or pareto")
     for column, names in expected.items():

@@ -12,6 +12,7 @@ import typer
 
 from specsim.baseline import note_made_of, read_results
 from specsim.cli import show
+from specsim.cli.base import base_of
 from specsim.cli.inputs import parse_numbers
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
 from specsim.cli.tables import gain_tables, sold_tables, summary_table
@@ -111,7 +112,7 @@ def sweep(
     --trace traces/qwen3-4b-dspark.json -s NoSpec -s DSparkGreedy --closed 1,8,64 --out out/sweep
     """
     _check_outputs(out, RESULTS, json, options.files())
-    frame = _sweep(options, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
+    frame = _sweep(options, options.build(), seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     warn_window(frame)
     overall = frame[frame["domain"] == "all"]
     mean = overall.groupby(["policy", "load"], sort=False)[list(SHOWN)].mean().reset_index()
@@ -137,7 +138,7 @@ def pareto(
     sla: Annotated[str, option("--sla", help="Interactivity floors to read off, tok/s/user.", panel=RUN)] = "50,80,120",
     base: Annotated[
         str | None,
-        option("--base", help="Policy that gains are over (default: the first).", panel=RUN),
+        option("--base", help="Policy that gains are over, by -s or label (default: the first).", panel=RUN),
     ] = None,
     seeds: Seeds = 3,
     jobs: Jobs = -1,
@@ -163,7 +164,13 @@ def pareto(
     names = [*RESULTS, "sla.csv", *(f"{name}.{format}" for name in ("pareto", "throughput", "verified_tokens"))]
     check_apart({"--json": json}, {"--results": results})  # --out may be its folder: the same is written there
     _check_outputs(out, names, json, options.files())
-    frame = read_results(results) if results else _sweep(options, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
+    if results is not None:
+        frame = read_results(results)
+        base = base_of(base, make_front(frame).policies, options)
+    else:
+        built = options.build()
+        base = base_of(base, [repr(policy) for policy in built[1]], options)  # before the runs, which may take long
+        frame = _sweep(options, built, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     warn_window(frame, needed=True)
     fronts = {str(domain): make_front(frame, str(domain)) for domain in dict.fromkeys(frame["domain"])}
     tables = [sla_table(part, floors, base).assign(domain=domain) for domain, part in fronts.items()]
@@ -205,8 +212,13 @@ def _check_outputs(out: Path | None, names: list[str], json: Path | None, inputs
     check_output("--json", json)
 
 
-def _sweep(options: Options, seeds: int, jobs: int, slo: SLO | None) -> pd.DataFrame:
-    built = options.build()
+def _sweep(
+    options: Options,
+    built: tuple[Scenario, list[Policy], list[Workload]],
+    seeds: int,
+    jobs: int,
+    slo: SLO | None,
+) -> pd.DataFrame:
     made_of = options.made_of()
     frame = run_all(*built, seeds, jobs, slo)
     note_made_of(frame, made_of)

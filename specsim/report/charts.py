@@ -8,47 +8,24 @@ have no legends of their own. Names that users chose are data here, never expres
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from specsim.pareto import Front
-from specsim.plots import COLOURS, LABELS, MARKERS
+from specsim.plots import LABELS, MARKERS
 from specsim.plots_trace import FEW
+from specsim.report.looks import CONFIG, DASHES, PALETTE, SHAPES
 
 Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-PALETTE = [f"var(--s{i})" for i in range(len(COLOURS))]
-DARK = {0: "#f2f2f2", 6: "#2f8fd0", 7: "#9b4dff", 8: "#e6d96a", 9: "#c9d0ff"}
-"""The colours of COLOURS that a dark page has others for."""
-
-SHAPES = (
-    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross",
-    "M-1,-0.6L-0.6,-1L0,-0.4L0.6,-1L1,-0.6L0.4,0L1,0.6L0.6,1L0,0.4L-0.6,1L-1,0.6L-0.4,0Z", "triangle-left",
-    "triangle-right",
-)  # fmt: skip
-DASHES: tuple[list[float], ...] = (
-    [1, 0], [8, 3], [11, 3, 2.5, 3], [2, 2], [14, 3], [5, 2.5], [10, 2.5, 2, 2.5, 2, 2.5],
-)  # fmt: skip
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-CONFIG: Spec = {
-    "font": FONT,
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": "var(--muted)", "titleColor": "var(--ink)", "gridColor": "var(--grid)",
-        "domainColor": "var(--line)", "tickColor": "var(--line)", "labelFontSize": 12, "titleFontSize": 12,
-        "titleFontWeight": "normal", "titlePadding": 8, "labelOverlap": True, "labelPadding": 4, "tickSize": 4,
-    },
-    "header": {"labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 12},
-    "title": {
-        "color": "var(--ink)", "fontSize": 13, "fontWeight": 600, "anchor": "start", "frame": "group", "offset": 12,
-    },
-    "text": {"fill": "var(--muted)", "stroke": "var(--paper)", "strokeWidth": 3},  # legible where it lies on a line
-}  # fmt: skip
 FEWER_TICKS = {"expr": "width < 420 ? 4 : 8"}
+LIT: Spec = {"name": "lit", "value": ""}
+FADED = 0.12
+"""What is left of a curve's opacity while another is pointed at."""
 ROOM = 1.06
 """How far an axis goes beyond the largest number on it."""
 LATENCIES = {"ttft": ("Time to first token", 1e3, "ms"), "tpot": ("Time per output token", 1e3, "ms"),
@@ -56,14 +33,9 @@ LATENCIES = {"ttft": ("Time to first token", 1e3, "ms"), "tpot": ("Time per outp
 QUANTILES = ("p50", "p90", "p99")
 
 
-def palette() -> str:
-    """The style sheet's part that sets the curves' colours."""
-
-    def rule(colours: Iterable[tuple[int, str]]) -> str:
-        return ":root { " + " ".join(f"--s{i}: {colour};" for i, colour in colours) + " }"
-
-    dark = f"@media screen and (prefers-color-scheme: dark) {{ {rule(DARK.items())} }}"
-    return f"{rule(enumerate(COLOURS))}\n{dark}\n"
+def _lit(value: float) -> Spec:
+    """An opacity that falls where another scheduler is the one pointed at (the parameter ``lit``, "" for none)."""
+    return {"condition": {"test": "lit === '' || datum.policy === lit", "value": value}, "value": value * FADED}
 
 
 def front_chart(front: Front, floor: float) -> Spec:
@@ -97,13 +69,13 @@ def front_chart(front: Front, floor: float) -> Spec:
         "Throughput per GPU against interactivity, a line a scheduler. The table below has the same numbers.",
         360,
         {
-            "params": [{"name": "floor", "value": floor}],
+            "params": [{"name": "floor", "value": floor}, LIT],
             "data": {"name": "points", "values": rows},
             "layer": [
                 {
                     "data": {"values": _bands(points, front)},
-                    "mark": {"type": "line", "filled": True, "fillOpacity": 0.16, "strokeWidth": 0, "aria": False},
-                    "encoding": {**where, "order": {"field": "n"}, "color": colour},
+                    "mark": {"type": "line", "filled": True, "strokeWidth": 0, "aria": False},
+                    "encoding": {**where, "order": {"field": "n"}, "color": colour, "fillOpacity": _lit(0.16)},
                 },
                 {
                     "data": {"values": [{}]},
@@ -113,11 +85,17 @@ def front_chart(front: Front, floor: float) -> Spec:
                 },
                 {
                     "mark": {"type": "line", "strokeWidth": 2, "aria": False},
-                    "encoding": {**where, "order": {"field": "load"}, "color": colour, "strokeDash": dash},
+                    "encoding": {
+                        **where,
+                        "order": {"field": "load"},
+                        "color": colour,
+                        "strokeDash": dash,
+                        "opacity": _lit(1),
+                    },
                 },
                 {
-                    "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-                    "encoding": {**where, "color": colour, "shape": shape},
+                    "mark": {"type": "point", "filled": True, "size": 60},
+                    "encoding": {**where, "color": colour, "shape": shape, "opacity": _lit(1)},
                 },
                 {
                     "transform": [{"filter": {"field": "n", "oneOf": _outermost(points, front)}}],
@@ -126,8 +104,8 @@ def front_chart(front: Front, floor: float) -> Spec:
                 },
                 {
                     "data": {"name": "readings", "values": []},
-                    "mark": {"type": "point", "size": 150, "strokeWidth": 2, "opacity": 1, "aria": False},
-                    "encoding": {**where, "color": colour},
+                    "mark": {"type": "point", "size": 150, "strokeWidth": 2, "aria": False},
+                    "encoding": {**where, "color": colour, "opacity": _lit(1)},
                 },
                 {  # what the mouse or a finger hits, larger than what is seen
                     "mark": {"type": "point", "filled": True, "size": 500, "opacity": 0},
@@ -150,6 +128,7 @@ def load_chart(front: Front, metric: str) -> Spec:
         f"{title} against load, a line a scheduler. The table below has the same numbers.",
         280,
         {
+            "params": [LIT],
             "data": {"values": rows},
             **_lines(front, _axis("y", "", domain=[0, ROOM * _top(points, metric)]), [(title, "value", ",.4~g")]),
             "title": title[:1].upper() + title[1:],
@@ -182,7 +161,7 @@ def latency_chart(front: Front, name: str) -> Spec:
         f"{title} in {unit} against load, a line a scheduler. The table below has the same numbers.",
         260,
         {
-            "params": [{"name": "quantile", "value": "p50"}],
+            "params": [{"name": "quantile", "value": "p50"}, LIT],
             "data": {"values": rows},
             **chart,
             "transform": [{"filter": "datum.q === quantile"}, *chart.get("transform", [])],
@@ -208,6 +187,7 @@ def acceptance_chart(table: pd.DataFrame) -> Spec:
         "Conditional acceptance by draft position, a line a domain. The table below has the same numbers.",
         260,
         {
+            "params": [LIT],
             "data": {"values": rows},
             **_lines(domains, y, [("Accepted", "value", ".3f")], x, "Domain", "Position"),
             "title": "Conditional acceptance",
@@ -298,16 +278,22 @@ def _lines(
     return {
         "layer": [
             {
-                "mark": {"type": "area", "opacity": 0.16, "aria": False},
-                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
+                "mark": {"type": "area", "aria": False},
+                "encoding": {
+                    "x": x,
+                    "y": {**y, "field": "low"},
+                    "y2": {"field": "high"},
+                    "color": colour,
+                    "opacity": _lit(0.16),
+                },
             },
             {
                 "mark": {"type": "line", "strokeWidth": 2, "aria": False},
-                "encoding": {"x": x, "y": value, "color": colour, "strokeDash": dash},
+                "encoding": {"x": x, "y": value, "color": colour, "strokeDash": dash, "opacity": _lit(1)},
             },
             {
-                "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1},
-                "encoding": {"x": x, "y": value, "color": colour, "shape": shape},
+                "mark": {"type": "point", "filled": True, "size": 50},
+                "encoding": {"x": x, "y": value, "color": colour, "shape": shape, "opacity": _lit(1)},
             },
             {
                 "mark": {"type": "point", "filled": True, "size": 400, "opacity": 0, "aria": False},

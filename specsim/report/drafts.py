@@ -47,7 +47,8 @@ def drafter_section(i: int, drafter: Drafter, calibrated: bool, specs: dict[str,
     if not reliability:
         note += "The trace has no confidences, so there is no reliability to show."
     heading = f"<h3>{html.text(name)}</h3>"
-    return heading + (f"<p>{html.text(note)}</p>" if note else "") + f'<div class="grid">{"".join(parts)}</div>'
+    layout = "grid" if drafter.gamma > 1 else "stack"  # tables alone take the whole width
+    return heading + (f"<p>{html.text(note)}</p>" if note else "") + f'<div class="{layout}">{"".join(parts)}</div>'
 
 
 def _reliability(i: int, name: str, trace: Trace, gamma: int, calibrated: bool, specs: dict[str, charts.Spec]) -> str:
@@ -62,7 +63,6 @@ def _reliability(i: int, name: str, trace: Trace, gamma: int, calibrated: bool, 
     tables = [(name, reliability_table(confidence[:, :gamma], accepted)) for name, confidence in pairs]
     if not len(tables[0][1]):
         return ""
-    specs[f"reliability-{i}"] = charts.reliability_chart(tables)
     colours = ("var(--s6)", "var(--s5)")
     shapes = ("circle", "square")
     items = "".join(
@@ -71,6 +71,8 @@ def _reliability(i: int, name: str, trace: Trace, gamma: int, calibrated: bool, 
         for (name, _), colour, shape in zip(tables, colours, shapes, strict=False)
     )
     report = calibration_table(trace, calibrated)
+    if report["domain"].nunique() == 2:  # one domain is all there is
+        report = report[report["domain"] != TOTAL]
     rows = [
         ["any domain" if r["domain"] == ANY else r["domain"], r["position"], f"{r['count']:,}",
          *(html.number(r[c], digits=3) for c in ("predicted", "observed", "ece", "auc"))]
@@ -82,6 +84,9 @@ def _reliability(i: int, name: str, trace: Trace, gamma: int, calibrated: bool, 
         rows,
         names=2,
     )
+    if gamma == 1:  # a diagram of one position is a dot or two
+        return numbers
+    specs[f"reliability-{i}"] = charts.reliability_chart(tables)
     for label, bins in tables:
         numbers += html.table(
             f"{name}: the diagram's markers, {label}",

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from specsim.files import read_text
-from specsim.report.charts import DASHES, PALETTE, SHAPES
+from specsim.report.looks import DASHES, PALETTE, SHAPES
 from specsim.types import SpecsimError, to_install
 
 PAGE = Path(__file__).parent / "page"
@@ -40,13 +40,13 @@ def text(value: object) -> str:
 
 
 def cell(value: object) -> str:
-    """``text`` whose signs stay with their numbers where a cell is narrow."""
-    return re.sub("([≥≤±]) ", "\\1\u00a0", text(value))
+    """``text`` whose signs stay with their numbers where a cell is narrow, intervals smaller than what they are of."""
+    return re.sub(" ±\u00a0.*", r"<small>\g<0></small>", re.sub("([≥≤±]) ", "\\1\u00a0", text(value)))
 
 
 def name(label: str) -> str:
     """A scheduler's label, which may break where its parts meet."""
-    return re.sub(r"(\((?!\))|@)", r"<wbr>\1", text(label))
+    return re.sub(r"([(@])", r"<wbr>\1", text(label))
 
 
 def script_json(data: Any) -> str:
@@ -111,7 +111,7 @@ def swatch(i: int) -> str:
 
 def key(names: Iterable[str]) -> str:
     """What the curves of the charts that follow are called."""
-    items = "".join(f"<li>{swatch(i)}<span>{text(name)}</span></li>" for i, name in enumerate(names))
+    items = "".join(f'<li data-curve="{i}">{swatch(i)}<span>{name(label)}</span></li>' for i, label in enumerate(names))
     return f'<ul class="key">{items}</ul>'
 
 
@@ -138,6 +138,11 @@ def table(
 def details(summary: str, body: str) -> str:
     """``body``, shown when asked for."""
     return f"<details><summary>{text(summary)}</summary>{body}</details>"
+
+
+def fold(heading: str, body: str) -> str:
+    """A part under its ``heading``, HTML both: open where there is room, and in print."""
+    return f'<details class="fold" open><summary><h3>{heading}</h3></summary>{body}</details>'
 
 
 def chart(name: str, caption: str = "") -> str:

@@ -3,70 +3,78 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from specsim.blocktrace import TOTAL
 from specsim.crossovers import crossover_lines
-from specsim.pareto import Front
+from specsim.pareto import Front, number
 from specsim.report import charts, html
 from specsim.report.sources import Source
 
-MOST_USERS = 10**9
-"""The most users that the page asks GPUs for."""
+MOST = 10**9
+"""The most users, or requests/s, that the page asks GPUs for."""
 
 
 def read_off(
     front: Front,
     tables: Mapping[str, pd.DataFrame],
     floors: list[float],
-    slider: Mapping[str, float],
-    users: int,
+    slider: Mapping[str, str],
+    demand: float,
     base: str,
 ) -> str:
     chips = "".join(
         f'<button type="button" data-floor="{f:g}" aria-pressed="false" aria-label="{f:g} tokens per second and user">'
         f"{f:g}</button>"
         for f in floors
+        if f <= float(slider["max"])
     )  # fmt: skip
+    beyond = f'<p class="hint">{html.text(told)}</p>' if (told := too_fast(front, floors)) else ""
+    closed = front.workload == "closed"
     controls = (
         '<div class="controls"><div><label for="floor">Interactivity floor<output id="floor-value" for="floor">'
-        f"{slider['value']:g} tok/s per user</output></label>"
-        f'<input type="range" id="floor" min="0" max="{slider["max"]:g}" step="{slider["step"]:g}" '
-        f'value="{slider["value"]:g}" aria-describedby="floor-help">'
-        f'<div class="chips"><span id="floor-help">The median user gets at least this.</span>{chips}</div></div>'
-        '<div><label for="demand">Users to serve</label>'
-        f'<input type="number" id="demand" min="1" max="{MOST_USERS}" step="1" value="{users}" inputmode="numeric" '
-        'aria-describedby="demand-problem"><p class="problem" id="demand-problem" aria-live="polite"></p></div></div>'
+        f"{slider['value']} tok/s per user</output></label>"
+        f'<input type="range" id="floor" min="0" max="{slider["max"]}" step="{slider["step"]}" '
+        f'value="{slider["value"]}" aria-describedby="floor-help">'
+        f'<div class="chips"><span id="floor-help">The median user gets at least this.</span>{chips}</div>'
+        f"{beyond}</div>"
+        f'<div><label for="demand">{"Users" if closed else "Requests/s"} to serve</label>'
+        f'<input type="number" id="demand" max="{MOST}" value="{demand:.12g}" '
+        + ('min="1" step="1" inputmode="numeric" ' if closed else 'min="0" step="any" inputmode="decimal" ')
+        + 'aria-describedby="demand-problem"><p class="problem" id="demand-problem" aria-live="polite"></p></div></div>'
         '<p class="verdict" id="verdict" role="status" aria-live="polite"></p>'
     )
     rows = "".join(
-        f'<tr id="sold-{i}"><th scope="row"><span class="name">{html.swatch(i)}<span>{html.name(policy)}</span></span>'
-        '<span class="tag"></span></th>' + "<td>–</td>" * 4 + "</tr>\n"
+        f'<tr id="sold-{i}"><th scope="row"><button type="button" class="name" data-curve="{i}" aria-pressed="false">'
+        f"{html.swatch(i)}<span>{html.name(policy)}</span></button>"
+        '<span class="tag"></span></th>' + "<td>–</td>" * 5 + "</tr>\n"
         for i, policy in enumerate(front.policies)
     )
-    heads = ("Scheduler", "tok/s per GPU", f"% against {base}", "users per GPU", "GPUs needed")
-    top = "".join(f'<th scope="col">{html.text(head)}</th>' for head in heads)
+    served = "users per GPU" if closed else "requests/s per GPU"
+    heads = ("Scheduler", "tok/s per GPU", f"% against {base}", served, "GPUs needed", "TTFT")
+    top = "".join(f'<th scope="col">{html.name(head)}</th>' for head in heads)
     sold = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Read off at the floor"><table class="sold"><thead>'
         f"<tr>{top}</tr></thead>\n"
         f"<tbody>{rows}</tbody></table></div>"
     )
-    in_flight = "" if front.workload == "closed" else " Users are requests in flight, by Little's law."
+    answered = "" if closed else " Requests/s are those answered."
     help_text = (
         "Read off along the lines, straight between neighbouring loads and nothing beyond: ≥ and ≤ mean that the "
-        "highest load measured is still faster than the floor, – that none is as fast. GPUs are whole replicas."
-        + in_flight
+        "highest load measured is still faster than the floor, – that none is as fast. GPUs are whole replicas. "
+        "TTFT, the time to the first token, is the median and the 90th percentile (p90) at the load read off."
+        + answered
     )
     points = front.points.to_dict("records")
     numbers = html.table(
         "The fronts' points, means and half-widths of 95 % intervals",
         ["Scheduler", _load_name(front), "tok/s per GPU", "tok/s per user, median", "of the slowest tenth",
-         "users per GPU", "τ"],
+         served, "τ"],
         [
             [p["policy"], f"{p['load']:g}", *(html.number(p.get(c), p.get(f"{c}_ci")) for c in
-             (front.y, front.x, "interactivity_p10", "users", "tau"))]
+             (front.y, front.x, "interactivity_p10", "served", "tau"))]
             for p in points
         ],
         names=2,
@@ -161,13 +169,14 @@ def sources_section(found: Sequence[Source]) -> str:
         rows = "".join(f"<dt>{html.text(term)}</dt><dd>{html.text(said)}</dd>" for term, said in source.rows)
         kind = "analytic" if source.kind == "analytic" else ""
         badge = f'<span class="kind {kind}">{html.text(source.kind)}</span>'
-        parts.append(f"<h3>{html.text(source.heading)}{badge}</h3><dl>{rows}</dl>")
+        parts.append(html.fold(html.text(source.heading) + badge, f"<dl>{rows}</dl>"))
     return html.section("sources", "Assumptions, and where every input is from", "\n".join(parts))
 
 
-def made_section(frame: pd.DataFrame, command: str, versions: Mapping[str, str]) -> str:
+def made_section(frame: pd.DataFrame, command: str, read: str, versions: Mapping[str, str]) -> str:
     seeds = ", ".join(str(seed) for seed in sorted(frame["seed"].unique()))
     rows = [
+        *([("Numbers", read)] if read else []),
         ("Seeds", f"{seeds}: runs of one seed share arrivals, lengths and blocks, so differences are paired"),
         ("Intervals", "95 %, Student's t over the seeds' means"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
@@ -175,6 +184,24 @@ def made_section(frame: pd.DataFrame, command: str, versions: Mapping[str, str])
     listed = "".join(f"<dt>{html.text(term)}</dt><dd>{html.text(said)}</dd>" for term, said in rows)
     typed = f"<pre><code>{html.text(command)}</code></pre>" if command else ""
     return html.section("made", "How this was made", f"{typed}<dl>{listed}</dl>")
+
+
+def too_fast(front: Front, floors: Iterable[float]) -> str:
+    """Say which of ``floors`` (tok/s/user) no scheduler is fast enough for; nothing where there is none."""
+    best = front.points.loc[[front.points[front.x].idxmax()]].to_dict("records")[0]
+    above = [f"{floor:,g}" for floor in floors if floor > best[front.x]]
+    if not above:
+        return ""
+    load = amount(best["load"], front.workload == "closed")
+    return (
+        f"No scheduler is as fast as {' or '.join(above)} tok/s per user: "
+        f"the most is {number(best[front.x])}, {best['policy']}'s at {load}."
+    )
+
+
+def amount(load: float, closed: bool) -> str:
+    """A load with its unit."""
+    return f"{load:g} user{'' if load == 1 else 's'}" if closed else f"{load:g} requests/s"
 
 
 def _load_name(front: Front) -> str:

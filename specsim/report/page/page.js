@@ -34,6 +34,10 @@
     views.get(box)?.finalize();
     const { view } = await vegaEmbed(box, spec, options);
     views.set(box, view);
+    if (box.closest("#drafters") === null) {
+      view.addEventListener("mouseover", (_, item) => light(item?.datum?.policy ?? null));
+      box.addEventListener("mouseleave", () => light(null));
+    }
     return view;
   }
 
@@ -45,24 +49,36 @@
   // ---- the read-off
 
   const base = front.policies[front.base];
-  for (const policy of front.policies) policy.users = policy.users.map((value) => value ?? NaN); // JSON has no NaN
+  for (const policy of front.policies) {
+    for (const name of ["served", "ttft", "ttft_late"]) {
+      policy[name] = policy[name].map((value) => value ?? NaN); // JSON has no NaN
+    }
+  }
   const rows = new Map(front.policies.map((policy, i) => [policy, element(`sold-${i}`)]));
 
-  // Signs stay with their numbers where a cell is narrow.
-  const joined = (text) => text.replace(/([≥≤±]) /g, "$1\u00a0");
-
-  // The users to serve; where the field has no such number, it says so, and no GPUs are told.
-  const most = Number(demand.max);
-  function asked() {
-    const users = demand.validity.badInput ? NaN : readings.users(demand.value, most);
-    const wrong = Number.isNaN(users);
-    demand.setAttribute("aria-invalid", String(wrong));
-    const said = wrong ? `GPUs need a whole number of users, from 1 to ${readings.number(most)}.` : "";
-    if (element("demand-problem").textContent !== said) element("demand-problem").textContent = said;
-    return users;
+  // Fill a cell: signs stay with their numbers where it is narrow, and what follows the number is smaller.
+  function fill(cell, text) {
+    const [value, ...rest] = text.replace(/([≥≤]) | (?=m?s\b)/g, "$1\u00a0").split(/(?= ± | p90 )/);
+    cell.textContent = value;
+    if (!rest.length) return;
+    const more = document.createElement("small");
+    more.textContent = rest.join("").replace("± ", "±\u00a0");
+    cell.append(more);
   }
 
-  // Users and GPUs from a reading; a lower bound of the throughput bounds them too.
+  // The users or requests/s to serve; where the field has no such number, it says so, and no GPUs are told.
+  const most = Number(demand.max);
+  function asked() {
+    const found = demand.validity.badInput ? NaN : readings.demand(demand.value, most, front.closed);
+    const wrong = Number.isNaN(found);
+    demand.setAttribute("aria-invalid", String(wrong));
+    const what = front.closed ? "a whole number of users, from 1 to" : "a number of requests/s above 0, at most";
+    const said = wrong ? `GPUs need ${what} ${readings.number(most)}.` : "";
+    if (element("demand-problem").textContent !== said) element("demand-problem").textContent = said;
+    return found;
+  }
+
+  // What a GPU serves, and GPUs, from a reading; a lower bound of the throughput bounds them too.
   function bounded(row, value, sign) {
     if (!Number.isFinite(value)) return "–";
     return (row.kind === "at_least" ? `${sign} ` : "") + readings.number(value);
@@ -70,17 +86,27 @@
 
   const listed = (found) => found.map((row) => row.policy.name).join(", ");
 
-  function verdict(found, floor, users) {
+  // Who then waits how long for the first token.
+  function wait(row, one) {
+    if (!Number.isFinite(row.ttft)) return "";
+    const late = Number.isFinite(row.late) ? `, 90th percentile ${readings.seconds(row.late)}` : "";
+    return ` and then wait${one ? "s" : ""} ${readings.seconds(row.ttft)} for the first token (median${late})`;
+  }
+
+  function verdict(found, floor, wanted) {
     const here = `At ${floor} tok/s per user`;
-    if (found === null) return `${here} no scheduler sells anything: no measured load is that fast.`;
     const { leader, tied, open, unsure } = found;
-    const gpus = readings.gpusFor(front, leader.users, users);
+    const gpus = readings.gpusFor(front, leader.served, wanted);
     const bound = leader.kind === "at_least";
     let text = `${here}, ${leader.policy.name} sells the most: ${readings.text(leader)} tok/s per GPU`;
     if (bound) text = `${here}, ${leader.policy.name} sells at least ${readings.number(leader.value)} tok/s per GPU`;
     if (Number.isFinite(gpus)) {
       const least = bound ? "at most " : "";
-      text += `; ${readings.number(users)} users need ${least}${readings.number(gpus)} GPUs`;
+      const one = front.closed && wanted === 1;
+      const who = front.closed ? `user${one ? "" : "s"}` : "requests/s";
+      const many = gpus === 1 ? "GPU" : "GPUs";
+      text += `; ${readings.number(wanted)} ${who} need${one ? "s" : ""} ${least}${readings.number(gpus)} ${many}`;
+      text += wait(leader, one);
     }
     text += ".";
     if (tied.length) text += ` Within noise of it (intervals overlap): ${listed(tied)}.`;
@@ -93,20 +119,21 @@
 
   function update() {
     const floor = Number(slider.value);
-    const users = asked();
+    const wanted = asked();
     const found = front.policies.map((policy) => readings.sold(front, policy, base, floor));
     const first = readings.best(found);
     for (const row of found) {
       const cells = rows.get(row.policy).cells;
-      const leads = first !== null && row === first.leader;
-      const close = first !== null && first.tied.includes(row);
+      const leads = row === first.leader;
+      const close = first.tied.includes(row);
       rows.get(row.policy).classList.toggle("best", leads);
       cells[0].querySelector(".tag").textContent = leads ? "most" : close ? "within noise" : "";
-      cells[1].textContent = joined(readings.text(row));
-      cells[2].textContent = row.policy === base ? "–" : joined(readings.gain(row));
-      cells[3].textContent = joined(bounded(row, row.users, "≥"));
-      const gpus = readings.gpusFor(front, row.users, users);
-      cells[4].textContent = joined(bounded(row, gpus, "≤"));
+      fill(cells[1], readings.text(row));
+      fill(cells[2], row.policy === base ? "–" : readings.gain(row));
+      fill(cells[3], bounded(row, row.served, "≥"));
+      fill(cells[4], bounded(row, readings.gpusFor(front, row.served, wanted), "≤"));
+      const late = Number.isFinite(row.late) ? ` p90 ${readings.seconds(row.late)}` : "";
+      fill(cells[5], readings.seconds(row.ttft) + late);
     }
     element("floor-value").textContent = `${floor} tok/s per user`;
     slider.setAttribute("aria-valuetext", `${floor} tokens per second and user`);
@@ -115,7 +142,7 @@
     }
     // Heard once the slider rests, not at every step of it.
     clearTimeout(spoken);
-    spoken = setTimeout(() => (element("verdict").textContent = verdict(first, floor, users)), 150);
+    spoken = setTimeout(() => (element("verdict").textContent = verdict(first, floor, wanted)), 150);
     const view = chartOf("front");
     if (view) {
       const marks = found.filter((row) => row.kind !== "none");
@@ -132,6 +159,35 @@
     button.addEventListener("click", () => {
       slider.value = button.dataset.floor;
       update();
+    });
+  }
+
+  // ---- one scheduler among many: the others' curves fade while it is pointed at, focused, or its name is pressed
+
+  const names = [...document.querySelectorAll("button.name")];
+  let pressed = null;
+
+  function light(name) {
+    const lit = name ?? pressed ?? "";
+    for (const chart of ["front", "throughput", "verified_tokens", "ttft", "tpot", "e2e"]) {
+      chartOf(chart)?.signal("lit", lit).runAsync();
+    }
+  }
+
+  for (const place of document.querySelectorAll("table.sold tbody tr, #read-off .key li, #load .key li, #latency .key li")) {
+    const curve = place.dataset.curve ?? place.querySelector("[data-curve]").dataset.curve;
+    const { name } = front.policies[curve];
+    for (const event of ["mouseenter", "focusin"]) place.addEventListener(event, () => light(name));
+    for (const event of ["mouseleave", "focusout"]) place.addEventListener(event, () => light(null));
+  }
+  for (const button of names) {
+    button.addEventListener("click", () => {
+      const { name } = front.policies[button.dataset.curve];
+      pressed = pressed === name ? null : name;
+      for (const other of names) {
+        other.setAttribute("aria-pressed", String(front.policies[other.dataset.curve].name === pressed));
+      }
+      light(pressed);
     });
   }
 
@@ -158,6 +214,16 @@
 
   for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", stops);
 
+  // ---- what folds: open where there is room and on paper, folded on a telephone
+
+  const roomy = window.matchMedia("print, (min-width: 48rem)");
+  const unfold = (open) => {
+    for (const part of document.querySelectorAll("details.fold")) part.open = open;
+  };
+  roomy.addEventListener("change", () => unfold(roomy.matches));
+  window.addEventListener("beforeprint", () => unfold(true));
+  window.addEventListener("afterprint", () => unfold(roomy.matches));
+
   // ---- start
 
   const boxes = [...document.querySelectorAll("[data-chart]")];
@@ -173,6 +239,7 @@
     }, 200);
   });
 
+  unfold(roomy.matches);
   update();
   Promise.all(boxes.map(draw)).then(() => {
     update();

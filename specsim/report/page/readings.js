@@ -52,10 +52,11 @@ const readings = (() => {
   // Everything that the page says of one policy at a floor; `base` is the policy that gains are over.
   function sold(front, policy, base, floor) {
     const reading = read(policy, floor);
-    const found = { policy, ...reading, ci: NaN, gain: NaN, gainCi: NaN, gainLeast: NaN, users: NaN, load: NaN };
+    const found = { policy, ...reading, ci: NaN, gain: NaN, gainCi: NaN, gainLeast: NaN, served: NaN, ttft: NaN, late: NaN };
     if (reading.kind === "none") return found;
-    found.users = at(policy.users, reading);
-    found.load = at(policy.load, reading);
+    found.served = at(policy.served, reading);
+    found.ttft = at(policy.ttft, reading);
+    found.late = at(policy.ttft_late, reading);
     const over = exact(base, floor);
     if (reading.kind === "at_least") {
       if (over > 0) found.gainLeast = reading.value / over - 1;
@@ -72,10 +73,10 @@ const readings = (() => {
     return found;
   }
 
-  // Whole replicas of `front.gpus` GPUs each for so many users; NaN where users per GPU are unknown.
-  function gpusFor(front, usersPerGpu, demand) {
-    if (!(usersPerGpu > 0) || !(demand > 0)) return NaN;
-    return Math.ceil(demand / (usersPerGpu * front.gpus) - 1e-9) * front.gpus;
+  // Whole replicas of `front.gpus` GPUs each for so many users, or requests/s; NaN where a GPU's are unknown.
+  function gpusFor(front, perGpu, demand) {
+    if (!(perGpu > 0) || !(demand > 0)) return NaN;
+    return Math.ceil(demand / (perGpu * front.gpus) - 1e-9) * front.gpus;
   }
 
   // The policy that sells the most, and what stands in the way of saying so: `tied` have intervals that overlap the
@@ -124,13 +125,19 @@ const readings = (() => {
     return signed(row.gain) + around;
   }
 
-  // The users that a text of the field asks for: a whole number from 1 to `most`, or NaN.
-  function users(text, most) {
-    const asked = text.trim() === "" ? NaN : Number(text);
-    return Number.isInteger(asked) && asked >= 1 && asked <= most ? asked : NaN;
+  // Seconds, in ms below one.
+  function seconds(value) {
+    if (!Number.isFinite(value)) return "–";
+    return value < 1 ? `${number(1e3 * value)} ms` : `${number(value)} s`;
   }
 
-  return { read, at, halfWidth, sold, gpusFor, best, number, text, gain, users };
+  // What a text of the field asks for: users are a whole number, requests/s any above 0, up to `most`; or NaN.
+  function demand(text, most, users) {
+    const asked = text.trim() === "" ? NaN : Number(text);
+    return asked > 0 && asked <= most && (!users || Number.isInteger(asked)) ? asked : NaN;
+  }
+
+  return { read, at, halfWidth, sold, gpusFor, best, number, seconds, text, gain, demand };
 })();
 
 if (typeof module !== "undefined") module.exports = readings;
