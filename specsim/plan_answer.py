@@ -211,10 +211,10 @@ class Plan:
         shown = self.table()[
             ["tier", "profile", "policy", "load", "binding", "replicas", "gpus", "dollars_per_million"]
         ]
-        parts = [shown.to_string(index=False, na_rep="–", float_format=lambda v: f"{v:.4g}")]
+        parts = [_printed(shown)]
         parts += [f"{tier}\n{self.words(tier)}" for tier in self.tiers] + [self.total_words(), *self.leaders_words()]
         if len(moves := self.shown_sensitivity()):
-            parts.append(moves.to_string(index=False, na_rep="–", float_format=lambda v: f"{v:.4g}"))
+            parts.append(_printed(moves))
         return "\n\n".join([*parts, *(f"note: {line}" for line in (*self.notes, *self.caveats))])
 
     def _name(self, offer: Offer) -> str:
@@ -229,3 +229,14 @@ class Plan:
     def _tried(self, offer: Offer) -> str:
         """At which load of a replica an offer was found to miss the tier; nothing of users, who were one."""
         return "" if self.unit == "users" else f" at {number(offer.capacity.lightest)} {self.unit}"
+
+
+def _printed(table: pd.DataFrame) -> str:
+    """A table for people: a dash for what is not there, whole numbers with their thousands apart."""
+    marks = {True: "≈", False: ""}
+    table = table.copy()
+    for column in table.select_dtypes("Int64"):
+        table[column] = table[column].map(lambda v: "–" if pd.isna(v) else f"{v:,}")
+    for column in table.select_dtypes(bool):
+        table[column] = table[column].map(marks)
+    return table.to_string(index=False, na_rep="–", float_format=lambda v: f"{v:.4g}")

@@ -174,6 +174,7 @@ def test_tiers_that_cannot_be_kept_are_said_to_be_so():
     counts = [(offer["replicas"], offer["gpus"]) for offer in one.to_dict()["offers"]]
     assert counts == [(None, None), (1, 1)]
     assert all(isinstance(count, int) for count in counts[1])  # JSON has them as whole numbers
+    assert "NA" not in str(one)
     assert answer.total_words() == "In total: no tier can be kept."
     assert len(answer.sensitivity) == 6
     assert len(answer.shown_sensitivity()) == 0
