@@ -133,8 +133,8 @@ class Capacity:
     ``value``: mean over the seeds' own (``by_seed``); ``low`` to ``high``: the 95 % interval over them, widened to what
     the grid leaves open. ``at_least``: the heaviest load that can be asked about still keeps the promises.
     ``binding``: the promise that breaks first. Where the tier is not ``feasible``, ``value`` is 0 and ``nearest`` says
-    what the lightest load offers of each broken promise. ``tokens``: output tokens/s of the replica at capacity;
-    ``answer``: a request's.
+    what the ``lightest`` load tried offers of each broken promise. ``tokens``: output tokens/s of the replica at
+    capacity; ``answer``: a request's.
     """
 
     case: Case
@@ -146,6 +146,7 @@ class Capacity:
     binding: str
     at_least: bool = False
     nearest: str = ""
+    lightest: float = float("nan")
     tokens: float = float("nan")
     answer: float = float("nan")
     tau: float = float("nan")
@@ -265,7 +266,8 @@ def _capacity(trials: Trials, case: Case, tier: Tier, brackets: list[Bracket]) -
     if any(b.low is None for b in brackets):
         lightest = [trials(Ask(case, b.high, b.seed)) for b in brackets if b.low is None and b.high is not None]
         return Capacity(case, tier, 0.0, 0.0, 0.0, tuple(b.value for b in brackets), first.binding or "every load",
-                        nearest=_nearest(lightest, tier), brackets=tuple(brackets))  # fmt: skip
+                        nearest=_nearest(lightest, tier), lightest=min(trial.load for trial in lightest),
+                        brackets=tuple(brackets))  # fmt: skip
     by_seed = tuple(b.value for b in brackets)
     value, spread = float(np.mean(by_seed)), half_width(by_seed)
     edges = [(loads[b.low], loads[b.high if b.high is not None else b.low]) for b in brackets if b.low is not None]

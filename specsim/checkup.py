@@ -233,17 +233,20 @@ def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jo
     return pd.DataFrame(rows, columns=names)
 
 
-def gamma_words(table: pd.DataFrame, load: str, gamma: int, value: str) -> str:
-    """Whether ``gamma`` is right at ``load``, in a sentence; ``value``: what is lost otherwise."""
+def gamma_words(table: pd.DataFrame, load: str, gamma: int, value: str, available: int | None = None) -> str:
+    """Whether ``gamma`` is right at ``load``, in a sentence; ``value``: what is lost otherwise.
+
+    ``available``: the longest blocks that the trace has (None: ``gamma``).
+    """
     best = int(table["gamma"].to_numpy()[table["value"].to_numpy().argmax()])
     row = table[table["gamma"] == gamma].iloc[0]
     lost, ci = float(row["behind"]), float(row["behind_ci"])
     if best == gamma:
-        longest = (
-            ""
-            if gamma < int(table["gamma"].max())
-            else " (the longest that there is: a longer one was not asked about)"
-        )
+        longest = ""
+        if gamma == int(table["gamma"].max()):
+            cut = available is not None and available > gamma
+            longest = f"--gamma allows; the trace has {available}" if cut else "the trace has"
+            longest = f" (the longest that {longest})"
         level = table.loc[(table["gamma"] != gamma) & (table["behind"] <= table["behind_ci"]), "gamma"].tolist()
         noise = f" Within the noise of it: γ = {', '.join(map(str, level))}." if level else ""
         return f"At {load}, γ = {gamma} is the best fixed length: it is right{longest}.{noise}"

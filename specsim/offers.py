@@ -6,21 +6,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from specsim.capacity import Capacity
 from specsim.pareto import half_width
 
 RESOLUTION = 0.01
-"""Relative difference of two capacities below which they count as equal: the grid's steps are 3 %, interpolated."""
+"""Relative difference of two capacities, or of tokens sold, below which they count as equal."""
 
 
 @dataclass(frozen=True)
 class Offer:
     """What one scheduler on one profile needs to serve one tier's ``demand`` (users, or requests/s).
 
-    ``replicas`` and ``gpus`` hold demand and headroom (None: the tier cannot be kept); ``dollars_per_million`` output
-    tokens of the demand, NaN without a price. ``gpus_each``: of one replica; ``price``: dollars an hour for a GPU.
+    ``replicas`` and ``gpus`` hold demand and headroom (None: the tier cannot be kept). ``tokens``: output tokens/s that
+    the demand gets, without the headroom (NaN: not known). ``gpus_each``: of one replica; ``price``: dollars an hour
+    for a GPU.
     """
 
     profile: str
@@ -30,7 +29,7 @@ class Offer:
     gpus_each: int
     price: float | None
     replicas: int | None
-    dollars_per_million: float = math.nan
+    tokens: float = math.nan
 
     @property
     def gpus(self) -> int | None:
@@ -41,6 +40,18 @@ class Offer:
     def dollars_per_hour(self) -> float:
         """Dollars an hour for the GPUs of all replicas; NaN without a price, and where the tier cannot be kept."""
         return math.nan if self.gpus is None or self.price is None else self.gpus * self.price
+
+    @property
+    def dollars_per_million(self) -> float:
+        """Dollars for all replicas over a million output tokens of the demand; NaN without a price or tokens."""
+        return self.dollars_per_hour / 3600 / self.tokens * 1e6
+
+    @property
+    def hourly(self) -> float:
+        """What is paid: dollars an hour, or GPUs without a price, in whole replicas; infinite where there are none."""
+        if self.gpus is None:
+            return math.inf
+        return self.gpus if self.price is None else self.dollars_per_hour
 
     @property
     def burden(self) -> float:
@@ -62,24 +73,32 @@ class Offer:
 
 
 def choose(offers: Iterable[Offer], keep: Offer | None = None) -> Offer | None:
-    """The offer with the least burden; None where none is feasible.
+    """The offer that costs the least an hour (GPUs without a price) in whole replicas; None where none is feasible.
 
-    Of those that are level with it: ``keep``'s policy and profile, if among them, or else the one with the least
-    dollars an hour (GPUs without a price) in whole replicas, then dollars per million tokens.
+    Of those that cost as much, the ones that sell the most tokens, within RESOLUTION; of those, the least burden.
+    ``keep``'s policy and profile are kept where they cost no more an hour, or are level with the least.
     """
     found = [offer for offer in offers if offer.capacity.feasible]
     if not found:
         return None
-    least = min(found, key=lambda offer: offer.burden)
-    level = [offer for offer in found if offer is least or least.is_level(offer)]
-    kept = [o for o in level if keep is not None and (o.policy, o.profile) == (keep.policy, keep.profile)]
-    return min(kept or level, key=cost)
+    cheapest = [offer for offer in found if costs_no_more(offer, min(found, key=lambda o: o.hourly))]
+    best = min((o for o in cheapest if sells_no_less(o, cheapest)), key=lambda offer: offer.burden)
+    for kept in found:
+        if keep is not None and (kept.policy, kept.profile) == (keep.policy, keep.profile):
+            level = best.is_level(kept) and kept.is_level(best)
+            return kept if level or costs_no_more(kept, best) else best
+    return best
 
 
-def cost(offer: Offer) -> tuple[float, float, float]:
-    hourly = offer.gpus if offer.price is None else offer.dollars_per_hour
-    million = offer.dollars_per_million
-    return hourly or 0.0, million if math.isfinite(million) else 0.0, offer.burden
+def costs_no_more(offer: Offer, other: Offer) -> bool:
+    """Whether ``offer`` costs as much an hour in whole replicas as ``other``, or less."""
+    return offer.hourly <= other.hourly * (1 + 1e-9)
+
+
+def sells_no_less(offer: Offer, others: Iterable[Offer]) -> bool:
+    """Whether ``offer`` sells as many tokens as any of ``others``, within RESOLUTION."""
+    most = max((o.tokens for o in others if math.isfinite(o.tokens)), default=math.nan)
+    return not offer.tokens < (1 - RESOLUTION) * most
 
 
 def replicas_for(capacity: Capacity, demand: float, headroom: float) -> int | None:
@@ -87,16 +106,3 @@ def replicas_for(capacity: Capacity, demand: float, headroom: float) -> int | No
     if not capacity.feasible:
         return None
     return max(1, math.ceil(demand * (1 + headroom) / capacity.value - 1e-9))
-
-
-def tokens_per_second(capacity: Capacity, demand: float, replicas: int, points: list[tuple[float, float]]) -> float:
-    """Output tokens/s of ``demand`` requests/s, or of as many users spread over ``replicas``.
-
-    Of users what they get at their load of a replica counts: ``points`` are (load, tokens/s) of trials, a straight line
-    between them, and fewer users than in any of them get in proportion. An empty list: requests/s.
-    """
-    if not points:
-        return demand * capacity.answer
-    loads, tokens = np.array(sorted(points)).T
-    each = demand / replicas
-    return replicas * float(np.interp(each, [0.0, *loads], [0.0, *tokens]))

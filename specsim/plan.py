@@ -11,21 +11,25 @@ from typing import Any
 import pandas as pd
 
 from specsim.asking import scheduler_name, told_twice
-from specsim.capacity import Capacity, Case, Trials, find
+from specsim.capacity import Ask, Case, Trials, find
 from specsim.engine import Policy, Scenario
 from specsim.hardware import Profile
 from specsim.leaders import leaders
-from specsim.offers import Offer, replicas_for, tokens_per_second
+from specsim.metrics import QUANTILES
+from specsim.offers import Offer, replicas_for
 from specsim.plan_answer import Plan
 from specsim.schedulers import MTP1, DSparkAsync, DSparkGreedy, NoSpec, StaticGamma
 from specsim.sensitivity import SENSITIVITY, check_memory, memory_caveats, memory_lines, sensitivity_table
 from specsim.steady import check_steady
 from specsim.tiers import Tier, merged, parse_tier, tier_of, with_shares
-from specsim.trial import at_load, demanded, grid
+from specsim.trial import at_load, demanded, grid, most_users
 from specsim.types import SLO, BeyondProfile, SpecsimError
 
 MOST_HEADROOM = 10.0
 """Headroom above which percents were taken for shares."""
+MOST_DEMAND = 1e12
+FEW = 5
+"""Requests beyond a percentile, or under a mean, below which a note says that it rests on few."""
 
 
 def plan(
@@ -59,8 +63,8 @@ def plan(
     which searches begin, which does not change what they find.
 
     Raises SpecsimError for what cannot be planned: no demand, several replicas in ``base``, ramps, unknown words,
-    headroom above MOST_HEADROOM (1,000 %), a drafter that leaves no KV cache, a scheduler that answers otherwise when
-    the same seed is run again.
+    demand above MOST_DEMAND, headroom above MOST_HEADROOM (1,000 %), a drafter that leaves no KV cache, a scheduler
+    that answers otherwise when the same seed is run again.
     """
     seeds = list(seeds)
     asked = _check(base, tiers, slo, rate, users, headroom, seeds)
@@ -68,7 +72,7 @@ def plan(
     given = [base.profile] if profiles is None else list(profiles)
     prices = _prices(gpu_price, given)
     workload = demanded(base.workload, closed)
-    trials = Trials(grid(closed, min(base.max_num_seqs, 1 << 16)), jobs, progress)
+    trials = Trials(grid(closed, most_users(replace(base, workload=workload))), jobs, progress)
     begin = trials.grid.near(start) if start else trials.grid.near(16 if closed else 4)
     pools = (merged(asked),) if shared else asked
     policies = default_policies(base) if policy is None else list(policy)
@@ -83,7 +87,10 @@ def plan(
     found = trials.drive([find(trials, case, tier, seeds, begin) for tier in pools for _, _, case in flat])
     offers = []
     for (tier, (p, label, case)), capacity in zip(((tier, one) for tier in pools for one in flat), found, strict=True):
-        offers.append(_offer(trials, label, case, capacity, (tier.share or 1.0) * demand, headroom, prices[p], seeds))
+        part, profile = (tier.share or 1.0) * demand, case.scenario.profile
+        replicas = replicas_for(capacity, part, headroom)
+        offers.append(Offer(profile.name, label, capacity, part, profile.gpus, prices[p], replicas))
+    offers = _with_tokens(trials, offers, seeds[0])
     walks = {}
     for profile, of in zip(given, cases, strict=True):
         names = {case.name for _, case in of}
@@ -91,7 +98,7 @@ def plan(
         if own and len(of) > 1:
             walks[profile.name] = tuple(leaders(trials, of, own, seeds))
     notes = [*model_caveat(given), *memory_caveats(base, given)]
-    notes += _notes(offers, [case for _, _, case in flat], len(given) > 1)
+    notes += _notes(offers, [case for _, _, case in flat], len(given) > 1) + _few(trials, offers)
     answer = Plan(
         pools, tuple(offers), "users" if closed else "requests/s", demand, headroom, shared,
         walks,
@@ -132,8 +139,9 @@ def _check(
     if (rate is None) == (users is None):
         raise SpecsimError("plan: expected either rate (requests/s) or users")
     for name, value in (("rate", rate), ("users", users)):
-        if value is not None and not 0 < value < math.inf:
-            raise SpecsimError(f"plan: {name}: expected a number above 0, got {value:g}")
+        if value is not None and not 0 < value <= MOST_DEMAND:
+            value = min(value, 1e300)  # a whole number may have no float
+            raise SpecsimError(f"plan: {name}: expected a number above 0, at most {MOST_DEMAND:g}, got {value:g}")
     if not 0 <= headroom <= MOST_HEADROOM:
         raise SpecsimError(f"plan: headroom: expected a share of 0 to {MOST_HEADROOM:g}, like 0.2, got {headroom:g}")
     if base.replicas != 1:
@@ -174,20 +182,50 @@ def _cases(base: Scenario, policies: Sequence[Any]) -> list[tuple[str, Case]]:
     ]
 
 
-def _offer(
-    trials: Trials, label: str, case: Case, capacity: Capacity, demand: float, headroom: float, price: float | None,
-    seeds: Sequence[int],
-) -> Offer:  # fmt: skip
-    profile = case.scenario.profile
-    replicas = replicas_for(capacity, demand, headroom)
-    cost = math.nan
-    if replicas is not None and price is not None:
-        points = []
-        if case.scenario.workload.closed:
-            points = [(trial.load, trial.tokens) for _, trial in trials.of(case, seeds[0]) if not trial.beyond]
-        tokens = tokens_per_second(capacity, demand, replicas, points)
-        cost = replicas * profile.gpus * price / 3600 / tokens * 1e6
-    return Offer(profile.name, label, capacity, demand, profile.gpus, price, replicas, cost)
+def _with_tokens(trials: Trials, offers: list[Offer], seed: int) -> list[Offer]:
+    """The offers with the output tokens/s of their demand.
+
+    At a rate all sell the same: what requests ask for. Of users what they get at the load that replicas really have, in
+    a trial at the load nearest to it.
+    """
+    able = [offer for offer in offers if offer.capacity.feasible]
+    if not able:
+        return offers
+    if not able[0].capacity.case.scenario.workload.closed:
+        answer = sum(offer.capacity.answer for offer in able) / len(able)
+        return [replace(o, tokens=o.demand * answer) if o.capacity.feasible else o for o in offers]
+    asks = {}
+    for offer in able:
+        found, each = offer.capacity, offer.demand / (offer.replicas or 1)
+        # Where nothing is held on top, the load nearest may be one that this seed does not sustain.
+        at = min(trials.grid.near(max(each, 1.0)), found.brackets[0].low or 0)
+        asks[id(offer)] = Ask(found.case, at, seed)
+    trials.run(list(asks.values()))
+    told = []
+    for offer in offers:
+        if id(offer) in asks:
+            trial = trials(asks[id(offer)])
+            offer = replace(offer, tokens=offer.demand * trial.tokens / trial.load)
+        told.append(offer)
+    return told
+
+
+def _few(trials: Trials, offers: list[Offer]) -> list[str]:
+    """A line where statistics that bounds are on rest on fewer than FEW requests in some trial that decided."""
+    told, fewest = [], math.inf
+    for offer in offers:
+        found = offer.capacity
+        for at, seed in ((b.high if b.low is None else b.low, b.seed) for b in found.brackets):
+            requests = trials(Ask(found.case, at or 0, seed)).requests
+            for bound in found.tier.bounds:
+                level = QUANTILES.get(bound.statistic, 1.0)
+                if requests > 0 and requests * (min(level, 1 - level) or 1.0) < FEW - 1e-9:
+                    told.append(f"{bound.metric} {bound.statistic}")
+                    fewest = min(fewest, requests)
+    if not told:
+        return []
+    names = ", ".join(dict.fromkeys(told))
+    return [f"fewer than {FEW} requests decide on {names} in a trial of {fewest:,}: --num-requests has more"]
 
 
 def model_caveat(profiles: Sequence[Profile]) -> list[str]:

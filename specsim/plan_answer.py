@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from specsim.capacity import Capacity
 from specsim.leaders import Leader
-from specsim.offers import Offer, choose, cost
+from specsim.offers import Offer, choose
+from specsim.plan_words import amount, compared, counted, hourly, interval, lightest, moved_by, number, up_to
 from specsim.tiers import Tier
 
 CLEARLY = 0.2
@@ -25,7 +25,8 @@ class Plan:
     ``unit``: users or requests/s; ``demand``: of all tiers together. ``leaders``, by profile: from which load of a
     replica to which a scheduler is best: in tok/s of as many users, or in tok/s/user (p50) at a rate. ``sensitivity``:
     a row a tier and change: ``profile`` and ``policy`` (the best then: the plan's choice wherever it is level with it;
-    "none" where the tier cannot be kept), ``load`` of a replica, ``gpus`` and ``gpus_kept`` (of the plan's own choice).
+    "none" where the tier cannot be kept), ``load`` of a replica, ``gpus`` and ``gpus_kept`` (of the plan's own choice),
+    ``noise``: whether the choice stays and its load within the plan's own interval, so that the move may be noise.
     ``notes`` and ``caveats``: a line each.
     """
 
@@ -80,7 +81,7 @@ class Plan:
                 "dollars_per_million": offer.dollars_per_million,
                 "best_saves": saving, "best_saves_ci": ci, "tau": found.tau, "by_seed": list(found.by_seed),
             })  # fmt: skip
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows).astype({"replicas": "Int64", "gpus": "Int64"})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -94,7 +95,10 @@ class Plan:
                 "left_out": list(self.infeasible), "words": self.total_words(),
             },
             "tiers": [
-                {"name": t.name, "share": t.share, "bounds": [str(b) for b in t.bounds], "words": self.words(t)}
+                {
+                    "name": t.name, "share": t.share, "bounds": [str(b) for b in t.bounds],
+                    "decision": self.decision(t), "words": self.words(t),
+                }
                 for t in self.tiers
             ],
             "offers": self.table().astype(object).where(lambda d: d.notna(), None).to_dict("records"),
@@ -104,45 +108,38 @@ class Plan:
             "notes": list(self.notes), "caveats": list(self.caveats),
         }  # fmt: skip
 
-    def words(self, tier: Tier) -> str:
-        """The recommendation for ``tier``: one paragraph, that claims no more than the intervals do."""
-        best, offers = self.best(tier), self.of(tier)
+    def decision(self, tier: Tier) -> str:
+        """What to do for ``tier``, in a line."""
+        best = self.best(tier)
         if best is None:
-            told = "; ".join(f"{self._name(o)} offers {o.capacity.nearest}" for o in offers)
-            text = [f"{tier}: no scheduler keeps this tier, not even {self._lightest()}.", _sentence(told)]
-            return " ".join(text + self._where_off(tier, None))
-        found = best.capacity
-        pool = f"{_counted(best.gpus or 0, 'GPU')} ({_counted(best.replicas or 0, 'replica')} of {best.gpus_each})"
-        text = [
-            f"{tier}: {self._name(best)} serves {_number(best.demand)} {self.unit} and {100 * self.headroom:g} % more "
-            f"with {pool}{_hourly(best.dollars_per_hour)}."
-        ]
-        if found.at_least:
-            text.append(
-                f"A replica sustains at least {_number(found.value)} {self.unit}, the most that was asked about."
-            )
+            return f"{tier.name}: no scheduler keeps this tier, not even {self._lightest(tier).rstrip(',')}"
+        pool = f"{counted(best.gpus or 0, 'GPU')}, {counted(best.replicas or 0, 'replica')} of {best.gpus_each}"
+        return f"{tier.name}: buy {pool}{hourly(best.dollars_per_hour)}, with {self._name(best)}"
+
+    def words(self, tier: Tier) -> str:
+        """The decision for ``tier``, then why, then what could change it: a line each; no more than intervals claim."""
+        best, offers = self.best(tier), self.of(tier)
+        lines = [self.decision(tier)]
+        unable = [o for o in offers if not o.capacity.feasible]
+        if best is None:
+            told = (f"{self._name(o)} offers {o.capacity.nearest}{self._tried(o)}" for o in unable)
+            lines.append(f"{'; '.join(told)}.")
         else:
-            text.append(f"A replica sustains {_interval(found)} {self.unit}; what ends it is {found.binding}.")
-        clear, level, unable, rivals = [], [], [], []
-        for other in offers:
-            if other is best:
-                continue
-            gpus = _counted(other.gpus or 0, "GPU")
-            if not other.capacity.feasible:
-                unable.append(f"{self._name(other)} ({other.capacity.nearest})")
-            elif best.is_level(other):
-                rivals.append(other)
-                level.append(f"{self._name(other)} ({_saving(best, other)} %, {gpus})")
+            found = best.capacity
+            more = f" and {100 * self.headroom:g} % more" if self.headroom else ""
+            if found.at_least:
+                most = f"the most that was asked about{moved_by(found.case.scenario)}"
+                load = f"at least {amount(found.value, self.unit)}, {most}"
             else:
-                clear.append(f"{_saving(best, other)} % {self._less()} than {self._name(other)} ({gpus})")
-        if clear:
-            sure = "" if len(found.by_seed) > 1 else " (one seed: how much of it is noise is not known)"
-            text.append(f"Before replicas are rounded to whole ones that is {', '.join(clear)}{sure}.")
-        if level:
-            text.append(f"Level with it within the noise: {', '.join(level)}. {_decision(best, rivals)}")
-        if unable:
-            text.append(f"Not even {self._lightest()} gets the tier from {', '.join(unable)}.")
-        return " ".join(text + self._where_off(tier, best))
+                load = f"{interval(found)} {self.unit}; what ends it is {found.binding}"
+            because = [f"For {amount(best.demand, self.unit)}{more}: a replica sustains {load}."]
+            able = [o for o in offers if o is not best and o.capacity.feasible]
+            because += compared(best, able, self._name, self._less())
+            if unable:
+                told = (f"{self._name(o)} ({o.capacity.nearest}{self._tried(o)})" for o in unable)
+                because.append(f"Not even {self._lightest(tier)} gets the tier from {', '.join(told)}.")
+            lines.append(" ".join(because))
+        return "\n".join(lines + self._where_off(tier, best))
 
     def _where_off(self, tier: Tier, best: Offer | None) -> list[str]:
         """What a reader of the sensitivity table must not miss, in a sentence; nothing where there is no such thing."""
@@ -150,7 +147,7 @@ class Plan:
         told = []
         for row in rows.to_dict("records"):
             then = f"{row['policy']} on {row['profile']}" if self.several_profiles else row["policy"]
-            enough = None if pd.isna(row["gpus"]) else _counted(int(row["gpus"]), "GPU")
+            enough = None if pd.isna(row["gpus"]) else counted(int(row["gpus"]), "GPU")
             kept = None if pd.isna(row["gpus_kept"]) else int(row["gpus_kept"])
             if best is None:
                 if enough:
@@ -163,12 +160,13 @@ class Plan:
                 told.append(f"with {row['change']}, {mine} no longer keeps the tier, {then} does with {enough}")
             elif then != mine:
                 more = kept - int(row["gpus"])
-                end = f"{more} too many" if more > 0 else "as many" if more == 0 else "fewer, but dearer"
+                dear = ", but dearer" if more <= 0 else ""
+                end = f"{more:,} too many" if more > 0 else "as many" if more == 0 else "fewer"
                 told.append(
-                    f"with {row['change']}, {then} becomes best with {enough}, where {mine} needs {kept}: {end}"
+                    f"with {row['change']}, {then} becomes best with {enough}, where {mine} needs {kept:,}: {end}{dear}"
                 )
             elif kept > (best.gpus or 0) and best.capacity.value > (1 + CLEARLY) * row["load"]:
-                told.append(f"with {row['change']}, {mine} needs {_counted(kept, 'GPU')} instead of {best.gpus}")
+                told.append(f"with {row['change']}, {mine} needs {counted(kept, 'GPU')} instead of {best.gpus:,}")
         if best is None and len(rows) and not told:
             return ["No change of 10 % that was tried makes it feasible."]
         return [f"If something is 10 % off (told by one seed): {'; '.join(told)}."] if told else []
@@ -180,7 +178,7 @@ class Plan:
         if len(out) == len(self.tiers):
             return "In total: no tier can be kept."
         left = f", without {' and '.join(out)}, which no scheduler keeps" if out else ""
-        return f"In total: {_counted(gpus, 'GPU')}{_hourly(dollars)}{left}."
+        return f"In total: {counted(gpus, 'GPU')}{hourly(dollars)}{left}."
 
     def shown_sensitivity(self) -> pd.DataFrame:
         """The rows of ``sensitivity`` that say something, with the profile only where there are several.
@@ -200,10 +198,11 @@ class Plan:
             for leader in walk:
                 level = f" (level with it: {', '.join(leader.level)})" if leader.level else ""
                 last = leader is walk[-1]
-                parts.append(f"{leader.policy}{level} up to {_end(leader, walk[0].low, last)}")
+                parts.append(f"{leader.policy}{level} up to {up_to(leader, walk[0].low, last)}")
             best = "Most tok/s" if self.unit == "users" else "Best tok/s/user (p50)"
+            start = amount(walk[0].low, self.unit)
             lines.append(
-                f"{best} at equal load of a replica{on}, whatever the tiers' bounds, from {self._amount(walk[0].low)}: "
+                f"{best} at equal load of a replica{on}, whatever the tiers' bounds, from {start}: "
                 f"{', then '.join(parts)}, the most that was compared."
             )
         return lines
@@ -212,81 +211,32 @@ class Plan:
         shown = self.table()[
             ["tier", "profile", "policy", "load", "binding", "replicas", "gpus", "dollars_per_million"]
         ]
-        parts = [shown.to_string(index=False, na_rep="–", float_format=lambda v: f"{v:.4g}")]
-        parts += [self.words(tier) for tier in self.tiers] + [self.total_words(), *self.leaders_words()]
+        parts = [_printed(shown)]
+        parts += [f"{tier}\n{self.words(tier)}" for tier in self.tiers] + [self.total_words(), *self.leaders_words()]
         if len(moves := self.shown_sensitivity()):
-            parts.append(moves.to_string(index=False, na_rep="–", float_format=lambda v: f"{v:.4g}"))
+            parts.append(_printed(moves))
         return "\n\n".join([*parts, *(f"note: {line}" for line in (*self.notes, *self.caveats))])
 
     def _name(self, offer: Offer) -> str:
         return f"{offer.policy} on {offer.profile}" if self.several_profiles else offer.policy
 
-    def _amount(self, load: float) -> str:
-        return f"{_number(load)} {self.unit.removesuffix('s') if self.unit == 'users' and load == 1 else self.unit}"
-
     def _less(self) -> str:
         return "fewer GPUs" if len({offer.price for offer in self.offers}) == 1 else "less cost"
 
-    def _lightest(self) -> str:
-        return "one user a replica" if self.unit == "users" else "a request alone"
+    def _lightest(self, tier: Tier) -> str:
+        return lightest(self.of(tier))
+
+    def _tried(self, offer: Offer) -> str:
+        """At which load of a replica an offer was found to miss the tier; nothing of users, who were one."""
+        return "" if self.unit == "users" else f" at {number(offer.capacity.lightest)} {self.unit}"
 
 
-def _interval(found: Capacity) -> str:
-    return f"{_number(found.value)} ({_number(found.low)} to {_number(found.high)})"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _hourly(dollars: float) -> str:
-    return f", {_dollars(dollars)} an hour" if math.isfinite(dollars) else ""
-
-
-def _dollars(value: float) -> str:
-    return f"${_number(value)}"
-
-
-def _saving(best: Offer, other: Offer) -> str:
-    """The percentage that ``best`` saves; of loads that nothing ended only a bound is known, or what they do alike."""
-    saving, ci = best.saving(other)
-    open_ended = (best.capacity.at_least, other.capacity.at_least)
-    told = f"{100 * saving:.1f}" + (f" ± {100 * ci:.1f}" if math.isfinite(ci) and not any(open_ended) else "")
-    return {(True, False): "at least ", (False, True): "at most "}.get(open_ended, "") + told
-
-
-def _decision(best: Offer, rivals: Sequence[Offer]) -> str:
-    """What decides between offers that are level."""
-    mine, theirs = cost(best), min(map(cost, rivals))
-    priced = best.price is not None
-    if mine[0] < theirs[0]:
-        costs = [_dollars(c[0]) if priced else f"{c[0]:,.0f}" for c in (mine, theirs)]
-        unit = "dollars an hour" if priced else "GPUs"
-        return f"Between them {unit} in whole replicas decide: {costs[0]} against {costs[1]}{_or_more(rivals)}."
-    if mine[0] == theirs[0] and mine[1] < theirs[1]:
-        costs = [_dollars(c[1]) for c in (mine, theirs)]
-        return f"Between them, at as much an hour, dollars per million tokens decide: {costs[0]} against {costs[1]}."
-    if all(offer.capacity.at_least for offer in (best, *rivals)):
-        return "No load that was asked about ends any of them: a bound on ttft, e2e or queue would tell them apart."
-    return "Between them nothing decides: take either."
-
-
-def _or_more(rivals: Sequence[Offer]) -> str:
-    return " or more" if len(rivals) > 1 else ""
-
-
-def _end(leader: Leader, lowest: float, last: bool) -> str:
-    """Up to which load a leader leads: a load and its interval, or what is known of it where that says too little."""
-    if last or (math.isfinite(leader.ci) and leader.high - leader.ci > lowest):
-        return _number(leader.high) + ("" if last else f" ± {_number(leader.ci)}")
-    if math.isfinite(leader.ci):  # the interval reaches below the lightest load that was compared
-        return f"somewhere below {_number(leader.high + leader.ci)}"
-    return f"about {_number(leader.high)}"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
+def _printed(table: pd.DataFrame) -> str:
+    """A table for people: a dash for what is not there, whole numbers with their thousands apart."""
+    marks = {True: "≈", False: ""}
+    table = table.copy()
+    for column in table.select_dtypes("Int64"):
+        table[column] = table[column].map(lambda v: "–" if pd.isna(v) else f"{v:,}")
+    for column in table.select_dtypes(bool):
+        table[column] = table[column].map(marks)
+    return table.to_string(index=False, na_rep="–", float_format=lambda v: f"{v:.4g}")

@@ -24,7 +24,7 @@ from specsim.workload import ClosedLoop
 
 OFF = 0.1
 """How far acceptance, step seconds and traffic are off."""
-SENSITIVITY = ["tier", "change", "profile", "policy", "load", "gpus", "gpus_kept"]
+SENSITIVITY = ["tier", "change", "profile", "policy", "load", "gpus", "gpus_kept", "noise"]
 
 
 def scaled_acceptance(drafter: Drafter, factor: float, calibrated: bool = True) -> Drafter:
@@ -131,22 +131,15 @@ def sensitivity_table(trials: Trials, answer: Plan, seed: int) -> tuple[pd.DataF
         changed.setdefault((before.tier.name, change.name), []).append(there)
     for tier in answer.tiers:
         chosen = answer.best(tier)
-        level = []
         for change in CHANGES:
             offers = changed.get((tier.name, change.name), [])
             best = choose(offers, chosen)  # a change within the noise does not unseat the plan's choice
             same = [o for o in offers if chosen and (o.policy, o.profile) == (chosen.policy, chosen.profile)]
+            noise = bool(chosen and same and best is same[0] and change.traffic == 1 and _within(best, chosen))
             if offers and len(offers) == len(answer.of(tier)):
                 rows.append((tier.name, change.name, best.profile if best else "none", best.policy if best else "none",
                              best.capacity.value if best else math.nan, best.gpus if best else None,
-                             same[0].gpus if same else None))  # fmt: skip
-            if chosen and same and change.traffic == 1 and _within(same[0], chosen):
-                level.append(change.name)
-        if level:
-            notes.append(
-                f"{tier.name}: {', '.join(level)}: told by one seed, and the load of a replica with the plan's choice "
-                "stays within the plan's own interval: how it moves may be noise"
-            )
+                             same[0].gpus if same else None, noise))  # fmt: skip
     table = pd.DataFrame(rows, columns=SENSITIVITY)
     table[["gpus", "gpus_kept"]] = table[["gpus", "gpus_kept"]].astype("Int64")
     return table, list(dict.fromkeys(notes))

@@ -38,21 +38,26 @@ STEP = 2 ** (1 / 24)
 RUNG = 4
 """Ratio of the loads that a search strides over, and that schedulers are compared at."""
 LEAST_RATE, MOST_RATE = RUNG**-7, RUNG**9
+THINKING = 16
+"""Users that are asked about for each seat of a replica, where they think: a user who thinks holds none."""
+MOST_USERS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Trial:
     """What one replica did at ``load`` (users, or requests/s) under the random streams of ``seed``.
 
-    ``statistics`` has the entries ``<metric>_<statistic>`` of tiers.Bound (seconds, tok/s). ``tokens`` are output
-    tokens/s of the replica, ``answer`` the mean output tokens of a request, ``in_system`` the mean number of requests
-    waiting or running, ``growth`` the share of arrivals that piled up (0 in a closed loop), ``short``: whether an open
-    loop lasted less than it should to tell. ``beyond``: why the load could not be simulated (no price for a step).
+    ``statistics`` has the entries ``<metric>_<statistic>`` of tiers.Bound (seconds, tok/s), over so many
+    ``requests``. ``tokens`` are output tokens/s of the replica, ``answer`` the mean output tokens of a request,
+    ``in_system`` the mean number of requests waiting or running, ``growth`` the share of arrivals that piled up (0
+    in a closed loop), ``short``: whether an open loop lasted less than it should to tell. ``beyond``: why the load
+    could not be simulated (no price for a step).
     """
 
     load: float
     seed: int
     statistics: Mapping[str, float] = field(default_factory=dict)
+    requests: int = 0
     tokens: float = 0.0
     answer: float = 0.0
     in_system: float = 0.0
@@ -94,6 +99,13 @@ def grid(closed: bool, most_users: int = 1024) -> Grid:
     stride = round(np.log(RUNG) / np.log(STEP))
     rates = tuple(float(STEP**k) for k in range(low, high + 1))
     return Grid(rates, tuple(range(0, len(rates), stride)))
+
+
+def most_users(scenario: Scenario) -> int:
+    """The most users of a replica that are asked about: one a seat (max_num_seqs), or THINKING if they think."""
+    workload = scenario.workload
+    thinks = isinstance(workload, ClosedLoop) and workload.think_s > 0
+    return min(scenario.max_num_seqs * (THINKING if thinks else 1), MOST_USERS)
 
 
 def demanded(workload: Workload, closed: bool) -> Workload:
@@ -161,6 +173,7 @@ def _measure(result: Result, workload: Workload, load: float, seed: int) -> Tria
         load,
         seed,
         dict(_statistics(table)),
+        requests=len(table),
         tokens=float(window.tokens.sum()) / seconds if seconds > 0 else float("nan"),
         answer=float(table["output_tokens"].mean()),
         in_system=in_system,

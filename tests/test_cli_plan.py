@@ -31,6 +31,7 @@ def test_plan_prints_and_writes(run: Run, tmp_path: Path) -> None:
     assert len(data["sensitivity"]) == 12
     for tier in data["tiers"]:
         assert tier["words"] in text
+        assert tier["words"].startswith(f"{tier['decision']}\nFor ")
     for line in data["leaders_words"]:
         assert line in text
     assert "50 % of 400 users" in text
@@ -52,7 +53,7 @@ def test_plan_of_a_rate_on_a_shared_pool(run: Run) -> None:
     assert code == 0
     assert "pro + std" in text
     assert "requests/s a replica" in text
-    assert "serves 50 requests/s and 0 % more" in text
+    assert "\nFor 50 requests/s: a replica sustains " in text
     assert "10 % off" not in text
 
 
@@ -95,6 +96,19 @@ def test_check_acceptance_needs_no_plan(run: Run, tmp_path: Path, write: Callabl
     assert "1.60 tokens a block of 2 drafted whole, bonus token included, below the" in text
 
 
+def test_the_help_tells_what_is_needed_and_what_is_usual(run: Run) -> None:
+    code, text, _ = run("plan", "--help")
+    assert code == 0
+    words = " ".join("".join(c for c in text if c not in "│╭╰─╮╯").split())
+    for told in (
+        "A plan needs this or --users",
+        "A plan needs one; repeatable",
+        "default: p10 of interactivity",
+        "--max-num-seqs",
+    ):
+        assert told in words
+
+
 def test_check_gamma(run: Run) -> None:
     code, text, _ = run("plan", *BASE, *SMALL, "--check-gamma", "4", "--drafter-bytes", "1e18")
     assert code == 0
@@ -109,7 +123,9 @@ def test_check_gamma(run: Run) -> None:
         (TIER, "--profile: expected a hardware profile"),
         ((*BASE, *TIER), "demand: expected either --rate (requests/s) or --users"),
         ((*BASE, *TIER, "--rate", "5", "--users", "5"), "demand: expected either --rate"),
-        ((*BASE, *TIER, "--rate", "-5"), "--rate: expected a number above 0, got -5"),
+        ((*BASE, *TIER, "--rate", "-5"), "--rate: expected a number above 0, at most 1e+12, got -5"),
+        ((*BASE, *TIER, "--rate", "1e300"), "--rate: expected a number above 0, at most 1e+12, got 1e+300"),
+        ((*BASE, *TIER, "--users", "1" + 400 * "0"), "--users: expected a number above 0, at most 1e+12, got 1e+300"),
         ((*BASE, "--users", "5", "--tier", "pro: fast"), "expected a bound such as"),
         ((*BASE, *TIER, "--users", "5", "--headroom", "much"), "--headroom: expected a share like 0.2 or 20%"),
         ((*BASE, *TIER, "--users", "5", "--headroom", "20"), "--headroom: expected a share like 0.2 or 20%"),
@@ -128,6 +144,16 @@ def test_check_gamma(run: Run) -> None:
         ((*BASE, *TIER, "--users", "5", "--arrivals", "x.csv"), "--arrivals: expected --rate"),
         ((*BASE, "--check-gamma", "1.5"), "--check-gamma: expected a whole number above 0, got 1.5"),
         ((*BASE[:2], "--check-gamma", "4"), "expected a scenario with a drafter (--trace)"),
+        ((*BASE, "--check-gamma", "1e6"), "--check-gamma: expected at most 1,024 users, as --max-num-seqs allows, got"),
+        ((*BASE, "--check-gamma", "1e6", "--rate", "1"), "--check-gamma: expected at most 262,144 requests/s"),
+        ((*BASE, "--check-gamma", "4", "--users", "4"), "--users: has no meaning with --check-gamma alone"),
+        ((*BASE, "--check-gamma", "4", "-s", "NoSpec"), "--scheduler: has no meaning with --check-gamma alone"),
+        ((*BASE, "--check-gamma", "4", "--gpu-price", "6"), "--gpu-price: has no meaning with --check-gamma"),
+        ((*BASE, "--check-gamma", "4", "--headroom", "6%"), "--headroom: has no meaning with --check-gamma"),
+        ((*BASE, "--check-gamma", "4", "--shared"), "--shared: has no meaning with --check-gamma"),
+        ((*BASE, "--check-gamma", "4", *QWEN[:2]), "--profile: expected one with --check-gamma alone"),
+        (("--check-acceptance", TRACE, "--shared"), "--shared: has no meaning with --check-acceptance alone"),
+        (("--check-acceptance", TRACE, *BASE[:2]), "--profile: has no meaning with --check-acceptance alone"),
         (("--check-acceptance", "none.json"), "none.json: cannot read"),
     ],
 )

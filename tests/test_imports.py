@@ -23,7 +23,7 @@ FLOORS = {
     "ledger": 3, "batch": 3, "feeds": 3, "replica": 3, "stepping": 3, "routing": 3, "engine": 3, "marginal": 3,
     "metrics": 4, "pareto": 4, "sweep": 4, "replay": 4, "validate": 4, "plan": 4, "compare": 4, "baseline": 4,
     "audit": 4, "tiers": 4, "trial": 4, "capacity": 4, "leaders": 4, "offers": 4, "plan_answer": 4,
-    "sensitivity": 4, "checkup": 4, "steady": 4, "paired": 4, "likeness": 4, "crossovers": 4,
+    "plan_words": 4, "sensitivity": 4, "checkup": 4, "steady": 4, "paired": 4, "likeness": 4, "crossovers": 4,
     "plots": 5, "plots_trace": 5, "plots_profile": 5, "plots_validate": 5, "plots_live": 5, "plots_compare": 5,
     "report": 5, "drafters": 5, "measure": 5, "live": 5,
     "cli": TOP, "__main__": TOP,

@@ -122,7 +122,9 @@ def test_the_best_length_and_what_another_costs():
     assert flat["behind"].idxmin() == 3
     assert flat["tau"].iloc[3] > 2
     words = gamma_words(flat, "4 users", 3, "the throughput")
-    assert words.startswith("At 4 users, γ = 3 is the best fixed length: it is right (the longest that there is")
+    assert words.startswith("At 4 users, γ = 3 is the best fixed length: it is right (the longest that the trace has).")
+    cut = gamma_words(flat, "4 users", 3, "the throughput", 7)
+    assert "it is right (the longest that --gamma allows; the trace has 7)." in cut
     shorter = gamma_words(flat.assign(value=[0, 1, 9, 2], behind=0.5), "4 users", 2, "the throughput")
     assert shorter == "At 4 users, γ = 2 is the best fixed length: it is right."
     level = gamma_words(flat.assign(behind=[0.5, 0.01, 0.2, 0], behind_ci=0.1), "4 users", 3, "the throughput")

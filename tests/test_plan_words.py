@@ -10,9 +10,10 @@ from test_plan import FAST, POLICIES, TIERS, VERIFY, small
 
 import specsim as ss
 from specsim.capacity import Trials
+from specsim.cli.planning import _print
 from specsim.leaders import Leader
 from specsim.offers import choose
-from specsim.plan_answer import _end, _saving
+from specsim.plan_words import compared, saving, up_to
 from specsim.sensitivity import sensitivity_table
 from specsim.trial import grid
 from specsim.types import SpecsimError
@@ -52,26 +53,32 @@ def test_the_total_over_the_tiers(planned):
     assert planned.to_dict()["offers"][0]["dollars_per_hour"] == 2.0 * planned.offers[0].gpus
 
 
-def test_a_choice_on_a_knifes_edge_is_told_in_words(planned):
+def test_a_choice_on_a_knifes_edge_is_told_in_words(planned, capsys):
     """Of the table's rows those that make another scheduler best, or the plan's choice need much more."""
     (fast, _), best = planned.tiers, planned.best("fast")
     kept = planned.of("fast")[1].capacity.value
     columns = planned.sensitivity.columns
 
     def words(*row):
-        rows = [dict(zip(columns, ("fast", "step seconds −10%", "small", *row), strict=True))]
+        rows = [dict(zip(columns, ("fast", "step seconds −10%", "small", *row, False), strict=True))]
         return replace(planned, sensitivity=pd.DataFrame(rows)).words(fast)
 
     off = "If something is 10 % off (told by one seed): with step seconds −10%, "
     assert words("NoSpec()", 30.0, 2, 5).endswith(
         f"{off}NoSpec() becomes best with 2 GPUs, where StaticGamma(3) needs 5: 3 too many."
     )
-    assert words("NoSpec()", 30.0, 2, 2).endswith("needs 2: as many.")
+    assert words("NoSpec()", 30.0, 2, 2).endswith("needs 2: as many, but dearer.")
     assert words("NoSpec()", 30.0, 2, None).endswith(
         "StaticGamma(3) no longer keeps the tier, NoSpec() does with 2 GPUs."
     )
     assert words("none", math.nan, None, None).endswith(f"{off}nothing keeps the tier.")
     assert words(best.policy, kept / 1.3, 2, 2).endswith(f"{off}StaticGamma(3) needs 2 GPUs instead of 1.")
+    row = dict(zip(columns, ("fast", "step seconds −10%", "small", best.policy, 41.25, 2, 2, True), strict=True))
+    _print(replace(planned, sensitivity=pd.DataFrame([row, row | {"load": 52.5, "noise": False}])))
+    told = capsys.readouterr().out
+    assert "≈ 41.25 " in told
+    assert "≈ 52.5 " not in told
+    assert "≈: within the plan's interval, perhaps noise" in told
     for row in ((best.policy, kept / 1.1, 2, 2), (best.policy, kept / 1.3, 1, 1)):
         assert "10 % off" not in words(*row)
 
@@ -89,10 +96,10 @@ def test_what_is_level_is_decided_by_dollars():
     words = dearer.words(dearer.tiers[0])
     assert "Between them dollars an hour in whole replicas decide: $1.99 against $2." in words
     offer = level.of("a")[0]
-    cheap = replace(offer, policy="cheap", dollars_per_million=0.5 * offer.dollars_per_million)
+    cheap = replace(offer, policy="cheap", tokens=2 * offer.tokens)
     found = replace(level, offers=(offer, cheap))
     assert found.best("a") is cheap
-    assert "at as much an hour, dollars per million tokens decide: " in found.words(level.tiers[0])
+    assert "needs as many GPUs and sells fewer tokens: $" in found.words(level.tiers[0])
     # Whole replicas decide against a least burden that is within the noise.
     worse = replace(offer.capacity, value=0.995 * offer.capacity.value)
     worse = replace(worse, by_seed=tuple(0.995 * v for v in worse.by_seed))
@@ -111,7 +118,7 @@ def test_a_change_within_the_noise_does_not_unseat_the_choice():
 
     first, second = plan.offers
     first = replace(first, capacity=seeds(first, 1.0, 1.0, 0.9, 1.1))
-    second = replace(second, capacity=seeds(second, 0.97, 1.0, 1.05, 0.86), dollars_per_million=0.0)
+    second = replace(second, capacity=seeds(second, 0.97, 1.0, 1.05, 0.86), tokens=2 * first.tokens)
     answer = replace(plan, offers=(first, second))
     assert answer.best("fast") is second
     table, _ = sensitivity_table(Trials(grid(True), 1), answer, 0)
@@ -121,14 +128,106 @@ def test_a_change_within_the_noise_does_not_unseat_the_choice():
 
 def test_savings_from_loads_that_nothing_ended():
     base = small(max_num_seqs=4)
-    answer = ss.plan(base, POLICIES, ["a: interactivity>=1"], users=9, seeds=(0, 1), jobs=1, sensitivity=False)
+    given = {"users": 9, "seeds": (0, 1), "jobs": 1, "sensitivity": False}
+    twins = [ss.StaticGamma(3), ss.Policy(ss.StaticGamma(3), replace(small().drafter, name="twin"))]
+    answer = ss.plan(base, twins, ["a: interactivity>=1"], **given)
     words = answer.words(answer.tiers[0])
-    assert words.endswith("ends any of them: a bound on ttft, e2e or queue would tell them apart.")
+    assert "at least 4 users, the most that was asked about (--max-num-seqs sets it)." in words
+    assert words.endswith(" ends any of them: a bound on ttft, e2e or queue would tell them apart.")
+    told = ss.plan(base, twins, ["a: interactivity>=1, ttft<=1e300s"], **given)  # there is such a bound
+    assert told.words(told.tiers[0]).endswith("asked about (--max-num-seqs sets it) ends any of them: take either.")
+    alone = ss.plan(replace(base, max_num_seqs=1), twins, ["a: interactivity>=1"], headroom=0, **given)
+    assert "\nFor 9 users: a replica sustains at least 1 user, the" in alone.words(alone.tiers[0])
     ended = replace(answer.offers[0], capacity=replace(answer.offers[0].capacity, at_least=False))
     assert answer.offers[0].capacity.at_least
-    assert _saving(answer.offers[0], answer.offers[1]) == "0.0"
-    assert _saving(ended, answer.offers[1]) == "at most 0.0"
-    assert _saving(answer.offers[0], ended) == "at least 0.0"
+    assert saving(answer.offers[0], answer.offers[1]) == "0.0"
+    assert saving(ended, answer.offers[1]) == "at most 0.0"
+    assert saving(answer.offers[0], ended) == "at least 0.0"
+
+
+def variant(offer, policy, load, replicas=1, tokens=1.0, **fields):
+    """``offer`` of ``load`` times the load of a replica and ``tokens`` times the tokens sold."""
+    found = offer.capacity
+    moved = replace(found, value=load * found.value, by_seed=tuple(load * v for v in found.by_seed))
+    given = {"policy": policy, "capacity": moved, "replicas": replicas, "tokens": tokens * offer.tokens}
+    return replace(offer, **given, **fields)
+
+
+def test_whole_replicas_are_paid_and_then_tokens_count(planned):
+    """One replica each: the scheduler with room for four times the load sells half of the tokens."""
+    fast = planned.best("fast")
+    roomy, scarce = variant(fast, "roomy", 4.0, tokens=0.5), variant(fast, "scarce", 0.5, tokens=0.9999)
+    assert choose([roomy, fast, scarce]) is fast
+    words = replace(planned, offers=(roomy, fast, scarce)).words(planned.tiers[0])
+    one, two = (f"{offer.dollars_per_million:.3g}" for offer in (roomy, fast))
+    assert f"roomy needs as many GPUs and would have room for more load, but sells fewer tokens: ${one} " in words
+    assert f" against ${two} a million." in words
+    assert "scarce needs as many GPUs, with less room for more load." in words
+    assert "% fewer" not in words
+    bare = [replace(offer, price=None) for offer in (roomy, fast)]
+    assert choose(bare) is bare[1]
+    assert compared(bare[1], [bare[0]], lambda o: o.policy, "fewer GPUs")[0].endswith(
+        f"sells fewer tokens: {roomy.tokens:,.0f} against {fast.tokens:,.0f} tok/s."
+    )
+    # Whole replicas rule over what is needed before they are rounded.
+    large = variant(fast, "large", 4.0, gpus_each=2)
+    assert choose([large, fast]) is fast
+    (told,) = compared(fast, [large], lambda o: o.policy, "fewer GPUs")
+    assert told == "large would need less than that before replicas are rounded, but not in whole ones: $4 against $2."
+
+
+def test_the_choice_is_kept_where_it_costs_no_more(planned):
+    fast = planned.best("fast")
+    better, fewer = variant(fast, "better", 2.0, tokens=2.0), variant(fast, "fewer", 2.0, replicas=1)
+    assert choose([fast, better]) is better
+    assert choose([fast, better], keep=fast) is fast
+    three = replace(fast, replicas=3)
+    assert choose([three, fewer], keep=three) is fewer
+    level = variant(fast, "level", 1.001, replicas=2)
+    assert choose([three, level], keep=three) is three
+
+
+def test_large_counts_and_little_headroom_read_well(planned):
+    (fast, _), offer = planned.tiers, planned.best("fast")
+    many = replace(planned, offers=(replace(offer, replicas=38673076),), headroom=0.0)
+    assert many.decision(fast).startswith("fast: buy 38,673,076 GPUs, 38,673,076 replicas of 1, $77,346,152 an hour")
+    assert "0 % more" not in many.words(fast)
+    assert "\nfast (interactivity p50 ≥ 80 tok/s)\nfast: buy 1 GPU, 1 replica of 1, $2 an hour, with " in str(planned)
+
+
+def test_users_who_think_hold_no_seat():
+    """Two seats, a second of thinking for a tenth of a second of service: more than two users are served well."""
+    base = small(ss.ClosedLoop(1, 8, 8, think_s=1.0, measured=60), max_num_seqs=2)
+    given = {"users": 40, "seeds": [0], "jobs": 1, "sensitivity": False}
+    answer = ss.plan(base, [ss.NoSpec()], ["a: queue<=100ms@p50"], **given)
+    assert 6 < answer.best("a").capacity.value < 32
+    assert answer.best("a").capacity.binding.startswith("queue")
+    lax = ss.plan(base, [ss.NoSpec()], ["a: queue<=100s@p50"], **given)
+    assert "sustains at least 32 users, the most that was asked about (--max-num-seqs sets it)" in str(lax)
+
+
+def test_percentiles_of_few_requests_are_noted_once():
+    base = small(ss.ClosedLoop(1, 8, 32, measured=49))
+    given = {"users": 9, "seeds": [0, 1], "jobs": 1, "sensitivity": False}
+    tiers = ["a: interactivity>=30@p10, ttft<=9s@p50", "b: ttft<=9s@p99"]
+    notes = ss.plan(base, POLICIES, tiers, **given).notes
+    told = "fewer than 5 requests decide on interactivity p10, ttft p99 in a trial of 49: --num-requests has more"
+    assert [note for note in notes if "fewer than" in note] == [told]
+    enough = replace(base, workload=ss.ClosedLoop(1, 8, 32, measured=50))
+    assert not any("fewer than" in note for note in ss.plan(enough, POLICIES, tiers[:1], **given).notes)
+
+
+def test_what_was_tried_in_vain_is_said_as_it_was():
+    """Bursts do not thin out with the rate: not even the lightest load is a request alone."""
+    given = {"rate": 5.0, "seeds": [0], "jobs": 1, "sensitivity": False}
+    tier = ["a: interactivity>=96@p10"]  # a request alone gets 97
+    bursts = ss.plan(small(ss.Gamma(1.0, 20.0, 100, 8, 32)), [ss.NoSpec()], tier, **given)
+    lead = "a: no scheduler keeps this tier, not even the lightest load tried"
+    assert bursts.words(bursts.tiers[0]).startswith(f"{lead}, whose arrivals come in bursts\nNoSpec() offers ")
+    load = bursts.offers[0].capacity.lightest
+    assert f" at {load:.3g} requests/s." in bursts.words(bursts.tiers[0])
+    even = ss.plan(small(ss.Poisson(1.0, 100, 8, 32)), [ss.NoSpec()], ["a: interactivity>=200"], **given)
+    assert even.words(even.tiers[0]).startswith(f"{lead}\nNoSpec() offers ")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +235,7 @@ def test_savings_from_loads_that_nothing_ended():
     [(167.0, 4.27, "167 ± 4.27"), (11.0, 11.0, "somewhere below 22"), (30.0, math.nan, "about 30")],
 )
 def test_up_to_where_a_leader_leads(high, ci, words):
-    assert _end(Leader("a", 1.0, high, ci, ()), 1.0, last=False) == words
+    assert up_to(Leader("a", 1.0, high, ci, ()), 1.0, last=False) == words
 
 
 def test_what_profiles_do_not_tell_is_noted():

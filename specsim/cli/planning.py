@@ -14,23 +14,27 @@ from specsim.acceptance import load_trace
 from specsim.blocktrace import Trace
 from specsim.checkup import acceptance_check, gamma_check, gamma_words
 from specsim.cli import show
-from specsim.cli.inputs import typed_command
+from specsim.cli.inputs import is_typed, typed_command
 from specsim.cli.options import ENGINE, LOAD, MOST_SEEDS, RUN, WHAT, Options, option, with_options
 from specsim.engine import Policy, Scenario
 from specsim.files import check_apart, check_output, read_start
 from specsim.hardware import load_profile
 from specsim.importers.acceptance import load_acceptance
-from specsim.plan import MOST_HEADROOM
+from specsim.plan import MOST_DEMAND, MOST_HEADROOM
 from specsim.plan import plan as make_plan
 from specsim.plan_answer import Plan
+from specsim.plan_words import amount
 from specsim.sensitivity import check_memory, memory_caveats
 from specsim.synthesis import Synthetic
 from specsim.tiers import Tier, parse_tier
+from specsim.trial import THINKING, grid, most_users
 from specsim.types import SpecsimError
 
 PLAN = "Plan"
 LEFT_OUT = ("profile", "closed", "poisson", "ramp", "rate", "replicas", "router", "lockstep")
 """Options that a plan answers, or spells otherwise."""
+PLANNED = ("users", "scheduler", "shared", "headroom", "gpu_price", "sensitivity")
+"""Options that a plan alone reads."""
 
 
 @partial(with_options, leave_out=LEFT_OUT)
@@ -41,17 +45,30 @@ def plan(
         list[Path] | None, option("--profile", help="Hardware profile (hw_profiles/*.json). Repeatable.", panel=WHAT)
     ] = None,
     rate: Annotated[
-        float | None, option("--rate", help="Demand: requests/s, Poisson unless --cv or --arrivals.", panel=LOAD)
+        float | None,
+        option(
+            "--rate",
+            help="Demand: requests/s, Poisson unless --cv or --arrivals. A plan needs this or --users; with "
+            "--check-gamma alone it says only that loads are requests/s, whatever its number.",
+            panel=LOAD,
+        ),
     ] = None,
     users: Annotated[
-        int | None, option("--users", help="Demand: users, each with one request at a time.", panel=LOAD)
+        int | None,
+        option(
+            "--users",
+            help="Demand: users, each with one request at a time. A replica is asked about with at most --max-num-seqs "
+            f"of them, {THINKING} times as many with --think.",
+            panel=LOAD,
+        ),
     ] = None,
     tier: Annotated[
         list[str] | None,
         option(
             "--tier",
             help="'pro: ttft<=1s@p95, share=0.3': a name, bounds on interactivity (tok/s, >=), ttft, tpot, e2e and "
-            "queue (s or ms, <=) at mean, p10, p50, p90, p95 or p99, and a share of the demand. Repeatable.",
+            "queue (s or ms, <=) @mean, p10, p50, p90, p95 or p99 (default: p10 of interactivity, p90 of the others), "
+            "and a share of the demand (default: an equal part of what is left). A plan needs one; repeatable.",
             panel=PLAN,
         ),
     ] = None,
@@ -82,7 +99,11 @@ def plan(
     ] = None,
     gamma_load: Annotated[
         float | None,
-        option("--check-gamma", help="Users (with --rate: requests/s) of one replica: is γ right there?", panel=PLAN),
+        option(
+            "--check-gamma",
+            help="Users (with --rate: requests/s) of one replica: is γ right there?",
+            panel=PLAN,
+        ),
     ] = None,
     seeds: Annotated[
         int,
@@ -108,6 +129,8 @@ def plan(
     extra = _fraction("--headroom", headroom)
     if not tiers and acceptance is None and gamma_load is None:
         raise SpecsimError("--tier: expected at least one, such as 'pro: interactivity>=80@p10, ttft<=1s@p95'")
+    if not tiers:
+        _refuse_unused(context, profile or [], gamma_load is not None)
     data: dict[str, Any] = {"command": typed_command(context)}
     infeasible: tuple[str, ...] = ()
     if acceptance is not None:
@@ -141,6 +164,21 @@ def plan(
         raise typer.Exit(1)
 
 
+def _refuse_unused(context: typer.Context, profiles: list[Path], of_gamma: bool) -> None:
+    """SpecsimError for an option typed beside checks alone, without a plan, that none of them reads."""
+    check, reads = ("--check-gamma", None) if of_gamma else ("--check-acceptance", ("acceptance", "json", "scenario"))
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if is_typed(context, name) and (name in PLANNED if reads is None else name not in reads):
+            raise SpecsimError(f"{_long(parameter)}: has no meaning with {check} alone, without --tier")
+    if len(profiles) > 1:
+        raise SpecsimError(f"--profile: expected one with {check} alone, without --tier, got {len(profiles)}")
+
+
+def _long(parameter: Any) -> str:
+    return next(str(o) for o in (*parameter.opts, *parameter.secondary_opts) if o.startswith("--"))
+
+
 def _build(
     options: Options, profile: list[Path], rate: float | None, users: int | None, planned: bool
 ) -> tuple[Scenario, list[Policy] | None, list[Any]]:
@@ -150,8 +188,9 @@ def _build(
     if (rate is not None and users is not None) or (planned and rate is None and users is None):
         raise SpecsimError("demand: expected either --rate (requests/s) or --users")
     for name, value in (("--rate", rate), ("--users", users)):
-        if value is not None and not 0 < value < math.inf:
-            raise SpecsimError(f"{name}: expected a number above 0, got {value:g}")
+        if value is not None and not 0 < value <= MOST_DEMAND:
+            got = min(value, 10**300) if isinstance(value, int) else value  # a whole number may have no float
+            raise SpecsimError(f"{name}: expected a number above 0, at most {MOST_DEMAND:g}, got {got:g}")
     spelled = {"poisson": "1"} if rate is not None else {"closed": "1"}
     if options.arrivals is not None:
         if rate is None:
@@ -183,13 +222,17 @@ def _print(answer: Plan) -> None:
     for line in (answer.total_words(), *answer.leaders_words()):
         console.print(line + "\n", soft_wrap=True)
     if len(moves := answer.shown_sensitivity().astype(object)):
+        noise = moves.pop("noise")
+        moves["load"] = [f"{'≈ ' * n}{show.number(load)}" for n, load in zip(noise, moves["load"], strict=True)]
         rows = moves.where(moves.notna(), None).to_numpy().tolist()
         names = {
             "tier": "tier", "change": "what is off", "profile": "profile", "policy": "best then",
             "load": f"{answer.unit} a replica", "gpus": "GPUs", "gpus_kept": "GPUs with the plan's choice",
         }  # fmt: skip
         heads = [names[column] for column in moves.columns]
-        console.print(show.table("If something is 10 % off", heads, rows, "capacities move as they do under seed 0"))
+        told = "capacities move as they do under seed 0"
+        told += "; ≈: within the plan's interval, perhaps noise" if any(noise) else ""
+        console.print(show.table("If something is 10 % off", heads, rows, told))
     for line in (*answer.notes, *answer.caveats):
         console.print(f"note: {line}", soft_wrap=True)
 
@@ -209,7 +252,7 @@ def _offers(answer: Plan, tier: Tier) -> Any:
         rows.append([offer.profile] * answer.several_profiles + row + [offer.dollars_per_million] * priced)
     heads = ["scheduler", f"{answer.unit} a replica", "ends by", "replicas", "GPUs"]
     heads = ["profile"] * answer.several_profiles + heads
-    share = f", {show.number(100 * (tier.share or 1))} % of {show.number(answer.demand)} {answer.unit}"
+    share = f", {show.number(100 * (tier.share or 1))} % of {amount(answer.demand, answer.unit)}"
     return show.table(f"{tier}{share}", heads + ["$/M tokens"] * priced, rows)
 
 
@@ -236,10 +279,14 @@ def _gamma(base: Scenario, load: float, seeds: int, jobs: int) -> dict[str, Any]
     closed = base.workload.closed
     if not 0 < load < math.inf or (closed and load != int(load)):
         raise SpecsimError(f"--check-gamma: expected a {'whole ' * closed}number above 0, got {load:g}")
+    if (most := grid(closed, most_users(base)).loads[-1]) < load:
+        told = f"{most:,.0f} {'users, as --max-num-seqs allows' if closed else 'requests/s'}"
+        raise SpecsimError(f"--check-gamma: expected at most {told}, got {load:g}")
     table = gamma_check(base, load, range(seeds), jobs)
     assert base.drafter is not None
     where = f"{show.number(load)} {'users' if closed else 'requests/s'} a replica"
-    words = gamma_words(table, where, base.drafter.gamma, "the throughput" if closed else "tok/s/user")
+    value, available = "the throughput" if closed else "tok/s/user", base.drafter.acceptance.gamma
+    words = gamma_words(table, where, base.drafter.gamma, value, available)
     rows = [[str(int(r["gamma"])), *(float(r[c]) for c in ("throughput", "interactivity_p50", "tau")),
              100 * float(r["behind"]), 100 * float(r["behind_ci"])] for _, r in table.iterrows()]  # fmt: skip
     heads = ["γ", "tok/s/GPU", "tok/s/user p50", "tokens a cycle (τ)", "% behind the best", "±"]

@@ -63,7 +63,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text[:1].isdigit() or text.startswith(tuple("–≥+−-"))
+    return text[:1].isdigit() or text.startswith(tuple("–≥≈+−-"))
 
 
 def write_json_file(path: Path, data: Any) -> None:
