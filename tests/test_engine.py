@@ -701,7 +701,7 @@ def test_no_drafter_for_a_scheduler_that_verifies():
 
 def test_a_request_that_can_never_fit():
     broken(
-        r"request 0: 4 prompt \+ 4 output \+ γ 3 tokens can never fit in the KV cache of 0 tokens \(profile tiny",
+        r"request 0: 4 prompt \+ 4 output \+ γ 3 tokens can never fit in the KV cache of 0 tokens \(--kv-tokens",
         kv_tokens=1,
     )
 
@@ -728,7 +728,7 @@ def test_a_scenario_that_makes_no_sense(fields, says):
 
 
 def test_a_rate_of_nothing():
-    with pytest.raises(SpecsimError, match=r"Poisson\.rate: expected a number above 0, got 0"):
+    with pytest.raises(SpecsimError, match=r"Poisson\.rate: expected a number of at least 1e-06, got 0"):
         Poisson(0.0)
 
 
