@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from specsim.blocktrace import TOTAL, Trace
 from specsim.engine import Policy, Scenario
+from specsim.metrics import window_warning
 from specsim.pareto import ROUNDING, half_width
 from specsim.schedulers import NoSpec, StaticGamma
 from specsim.sweep import sweep
@@ -19,6 +20,10 @@ from specsim.synthesis import Synthetic
 from specsim.trace_stats import acceptance_table, sample, tau_table
 from specsim.trial import at_load
 from specsim.types import SpecsimError
+from specsim.workload import ClosedLoop
+
+KEEPS_UP = 0.9
+"""Share of the tokens that open arrivals ask for, below which a length does not keep up with them."""
 
 
 @dataclass(frozen=True)
@@ -208,28 +213,45 @@ def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jo
     """Simulate blocks of 0, 1, .. γ tokens, always verified whole, at ``load`` users or requests/s of one replica.
 
     A row a ``gamma`` (0: no drafter): ``throughput`` (tok/s per GPU), ``interactivity_p50``, ``tau`` (tokens a cycle;
-    means over ``seeds``), ``value`` (throughput of a closed loop, interactivity_p50 of an open one, whose throughput is
-    that of its arrivals) and ``behind``: the share of it that is lost against the best, with ``behind_ci``, paired by
-    seed. Drafting is paid for that many tokens. Raises SpecsimError without a drafter.
+    means over ``seeds``), ``served`` (share of the tokens that open arrivals ask for; 1 for a closed loop), ``value``
+    and ``behind``: the share of it that is lost against the best, with ``behind_ci``, paired by seed. ``value`` is the
+    throughput of a closed loop, or interactivity_p50 where arrivals or thinking decide the throughput: then lengths
+    that serve less than KEEPS_UP have none; if all do, their throughputs are compared. Drafting is paid for that many
+    tokens. Raises SpecsimError without a drafter, and where a run is too short to have a throughput.
     """
     drafter = base.drafter
     if drafter is None:
         raise SpecsimError("gamma_check: expected a scenario with a drafter (--trace)")
     lengths = range(1, drafter.gamma + 1)
     policies = [Policy(NoSpec()), *(Policy(StaticGamma(k), replace(drafter, gamma=k, name="")) for k in lengths)]
+    seeds = list(seeds)
     frame = sweep(replace(base, workload=at_load(base.workload, load)), policies, seeds=seeds, jobs=jobs)
     frame = frame[frame["domain"] == TOTAL]
-    value = "throughput" if base.workload.closed else "interactivity_p50"
-    # [γ + 1, seeds], in the order of the policies
-    runs = np.array([frame.loc[frame["policy"] == repr(p), value].to_numpy() for p in policies], dtype=np.float64)
-    best = int(runs.mean(axis=1).argmax())
+    if frame["throughput"].isna().any():
+        raise SpecsimError(f"gamma_check: {window_warning(frame) or 'some runs have no throughput'}")
+
+    def by_length(column: str) -> NDArray[np.float64]:  # [γ + 1, seeds]
+        return np.array([frame.loc[frame["policy"] == repr(p), column].to_numpy() for p in policies], dtype=np.float64)
+
+    tokens, served = by_length("throughput"), np.ones(len(policies))
+    workload = at_load(base.workload, load)
+    if not isinstance(workload, ClosedLoop):
+        asked = load * np.mean([workload.requests(seed).output_tokens.mean() for seed in seeds])
+        served = tokens.mean(axis=1) * base.profile.gpus / asked
+    if (isinstance(workload, ClosedLoop) and not workload.think_s) or (served < KEEPS_UP).all():
+        runs = tokens
+    else:
+        runs = np.where(served[:, None] < KEEPS_UP, np.nan, by_length("interactivity_p50"))
+    best = int(np.nanargmax(runs.mean(axis=1)))
     rows = []
     for gamma, policy in enumerate(policies):
         own = frame[frame["policy"] == repr(policy)]
         behind = 1 - runs[gamma] / runs[best]
         means = [float(own[c].mean()) for c in ("throughput", "interactivity_p50", "tau")]
-        rows.append((gamma, *means, float(runs[gamma].mean()), float(behind.mean()), half_width(behind)))
-    names = ["gamma", "throughput", "interactivity_p50", "tau", "value", "behind", "behind_ci"]
+        rows.append(
+            (gamma, *means, float(served[gamma]), float(runs[gamma].mean()), float(behind.mean()), half_width(behind))
+        )
+    names = ["gamma", "throughput", "interactivity_p50", "tau", "served", "value", "behind", "behind_ci"]
     return pd.DataFrame(rows, columns=names)
 
 
@@ -238,9 +260,14 @@ def gamma_words(table: pd.DataFrame, load: str, gamma: int, value: str, availabl
 
     ``available``: the longest blocks that the trace has (None: ``gamma``).
     """
-    best = int(table["gamma"].to_numpy()[table["value"].to_numpy().argmax()])
+    best = int(table["gamma"].to_numpy()[np.nanargmax(table["value"].to_numpy())])
     row = table[table["gamma"] == gamma].iloc[0]
     lost, ci = float(row["behind"]), float(row["behind_ci"])
+    if (table["served"] < KEEPS_UP).all():
+        value = "the throughput"
+        load = f"{load} no length keeps up with the arrivals ({table['served'].max():.0%} at most); by throughput"
+    elif row["served"] < KEEPS_UP:
+        return f"At {load}, γ = {gamma} does not keep up with the arrivals: γ = {best} is the best length that does."
     if best == gamma:
         longest = ""
         if gamma == int(table["gamma"].max()):

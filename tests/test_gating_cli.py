@@ -139,7 +139,7 @@ def test_a_scheduler_made_worse_fails_and_one_that_is_gone_too(run: Run, tmp_pat
 def test_other_seeds_are_compared_as_independent(run: Run, tmp_path: Path) -> None:
     base = write(run, tmp_path / "base.json", "-s", "DSparkAsync", "--seeds", "4")
     other = write(run, tmp_path / "other.json", "-s", "DSparkAsync", "--seeds", "4", "--first-seed", "10")
-    code, text, _ = run("compare", base, other, *[f"--tolerance={m}=100%" for m in TOLERANCES])
+    code, text, _ = run("compare", base, other, *[f"--tolerance={m}=99%" for m in TOLERANCES])
     assert code == 0
     assert "seeds 0-3 in BASE, 10-13 in NEW: compared as independent samples" in text
     assert "4 seeds, independent" in text
@@ -248,6 +248,8 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
         ((good, good, "--tolerance", "tau"), "--tolerance: expected METRIC=SHARE"),
         ((good, good, "--tolerance", "tau=3"), "--tolerance tau: expected a share"),
         ((good, good, "--tolerance", "tau=3%", "--tolerance", "tau=off"), "--tolerance: tau is given twice"),
+        ((good, good, "--tolerance", "tau=200%"), "--tolerance tau: expected less than 100%"),
+        ((good, good, *[f"--tolerance={m}=off" for m in TOLERANCES]), "--tolerance: expected a metric that is not off"),
         ((good, good, "--markdown", "-"), "--markdown: expected a path, got '-'"),
         ((good, good, "--json", "-"), "--json: expected a path, got '-'"),
         ((good, good, "--level", "0"), "--level: expected a probability"),

@@ -1,7 +1,9 @@
 """Is my acceptance normal, and is γ right for my load?"""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import draft_cost, make_blocks, make_profile
 
@@ -135,6 +137,26 @@ def test_the_best_length_and_what_another_costs():
     open_loop = gamma_check(scenario([0.01, 0.01], ss.Poisson(1, 60, 4, 16)), 2.0, range(2), jobs=1)
     assert open_loop["behind"].idxmin() == 3
     assert (open_loop["value"] == open_loop["interactivity_p50"]).all()
+
+
+def test_lengths_that_do_not_keep_up_with_arrivals_are_not_right():
+    """Four seats and steps of 10 ms: 40 requests of 16 tokens a second need drafts, of 400 a second none are served."""
+    base = replace(scenario([0.01, 0.01], ss.Poisson(1, 200, 4, 16)), max_num_seqs=4)
+    some = gamma_check(base, 40.0, range(2), jobs=1)
+    assert (some["served"] < 0.9).tolist() == [True, False, False, False]
+    assert np.isnan(some["value"].iloc[0])
+    told = gamma_words(some, "40 requests/s", 0, "tok/s/user")
+    assert told == "At 40 requests/s, γ = 0 does not keep up with the arrivals: γ = 3 is the best length that does."
+    none = gamma_check(base, 400.0, range(2), jobs=1)
+    assert (none["value"] == none["throughput"]).all()
+    assert "no length keeps up with the arrivals" in gamma_words(none, "400 requests/s", 3, "tok/s/user")
+    with pytest.raises(SpecsimError, match="more requests"):
+        gamma_check(replace(base, workload=ss.Poisson(1, 8, 4, 16)), 4000.0, [0], jobs=1)
+
+
+def test_where_thinking_decides_the_throughput_speed_is_compared():
+    thinking = gamma_check(scenario([0.01, 0.01], ss.ClosedLoop(1, 4, 32, think_s=5.0, measured=60)), 8, [0], jobs=1)
+    assert (thinking["value"] == thinking["interactivity_p50"]).all()
 
 
 def test_drafting_is_paid_for_the_tokens_that_are_drafted():

@@ -169,4 +169,8 @@ def _tolerances(texts: list[str]) -> dict[str, float | None]:
         if name in found:
             raise SpecsimError(f"--tolerance: {name} is given twice")
         found[name] = None if share.strip() == "off" else parse_share(f"--tolerance {name}", share)
+        if (found[name] or 0) >= 1:
+            raise SpecsimError(f"--tolerance {name}: expected less than 100%, all that there is, got {share.strip()}")
+    if found.keys() == comparing.TOLERANCES.keys() and not any(v is not None for v in found.values()):
+        raise SpecsimError("--tolerance: expected a metric that is not off: nothing could fail")
     return found

@@ -53,7 +53,7 @@ def warnings(found: Comparison) -> list[str]:
         lines.append(f"warning: not like with like: {both} differ{'s' * (not first)} between BASE and NEW")
     if found.hidden and not found.undecided:  # the verdict tells that already
         many = _count(len(found.hidden), "number")
-        most = _share(max(c.noise for c in found.hidden))
+        most = _most(found.hidden)
         lines.append(f"warning: in {many} losses of up to {most} would not be seen: {_more(found)}")
     return lines
 
@@ -76,7 +76,7 @@ def head(found: Comparison) -> str:
         parts = [_count(len(found.regressions), "regression")] * bool(found.regressions) + [f"{gone} gone"] * bool(gone)
         return f"Failed: {', '.join([*parts, *[f'{unsure} undecided'] * bool(unsure)])}"
     if unsure:
-        most = _share(max(c.noise for c in found.undecided))
+        most = _most(found.undecided)
         its = "its" if unsure == 1 else "their"
         hide = f"{_seeds(found)} hide losses of up to {most}"
         return f"Undecided: {_count(unsure, 'number')} fell beyond {its} tolerance, but {hide}: {_more(found)}"
@@ -89,6 +89,11 @@ def head(found: Comparison) -> str:
 def _seeds(found: Comparison) -> str:
     base, new = found.seeds
     return f"{base} seeds" if base == new else f"{base} and {new} seeds"
+
+
+def _most(hidden: Sequence[Change]) -> str:
+    """The greatest loss that the noise of ``hidden`` numbers hides: at most all there is."""
+    return _share(min(max(c.noise for c in hidden), 1.0))
 
 
 def _more(found: Comparison) -> str:
@@ -120,6 +125,8 @@ def told(change: Change) -> str:
     both = "±" if change.metric == "verified_tokens" else "−"
     tolerance, noise = _share(change.tolerance), _share(change.noise)
     bound = tolerance if change.tolerance >= change.noise else noise
+    if change.noise >= 1:  # nobody can lose more than everything
+        return f"{moved}; no loss would fail (noise {noise})"
     return f"{moved}; fails beyond {both}{bound} (tolerance {tolerance}, noise {noise})"
 
 

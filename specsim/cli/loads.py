@@ -84,7 +84,8 @@ def parse_workloads(
     }
     for option, is_unused in unused.items():
         if is_unused:
-            raise SpecsimError(f"{option}: has no meaning with {given[0]}")
+            without = " without --think" if option == "--cv" and closed is not None else ""
+            raise SpecsimError(f"{option}: has no meaning with {given[0]}{without}")
     if num_requests is not None and not 1 <= num_requests <= MOST_REQUESTS:
         raise SpecsimError(f"--num-requests: expected 1 to {MOST_REQUESTS:,}, got {num_requests:,}")
     prompt = _law("--prompt-tokens", prompt_tokens or "512")

@@ -285,7 +285,8 @@ def _gamma(base: Scenario, load: float, seeds: int, jobs: int) -> dict[str, Any]
     table = gamma_check(base, load, range(seeds), jobs)
     assert base.drafter is not None
     where = f"{show.number(load)} {'users' if closed else 'requests/s'} a replica"
-    value, available = "the throughput" if closed else "tok/s/user", base.drafter.acceptance.gamma
+    by_users = closed and not getattr(base.workload, "think_s", 0)
+    value, available = "the throughput" if by_users else "tok/s/user", base.drafter.acceptance.gamma
     words = gamma_words(table, where, base.drafter.gamma, value, available)
     rows = [[str(int(r["gamma"])), *(float(r[c]) for c in ("throughput", "interactivity_p50", "tau")),
              100 * float(r["behind"]), 100 * float(r["behind_ci"])] for _, r in table.iterrows()]  # fmt: skip
