@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -152,6 +153,17 @@ def test_the_command_loads_what_is_slow_only_where_it_is_needed():
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "specsim.cli" in loaded
     assert not {"torch", "matplotlib", "scipy.stats", "scipy.optimize", "httpx"} & set(loaded)
+
+
+@pytest.mark.parametrize("folder", ["experiments", "benchmarks", "notebooks"])
+def test_scripts_import_what_is_there(folder):
+    """Most of them run for minutes, and no test runs those."""
+    for path in sorted((PACKAGE.parent / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "specsim":
+                found = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    assert hasattr(found, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}"), path
 
 
 def test_the_names_at_the_top_are_there():

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from specsim.baseline import METRICS, Baseline, make_baseline, read_baseline, write_baseline
-from specsim.cli.inputs import parse_domains, parse_policies, parse_workloads, read_scenario
+from specsim.cli.inputs import parse_domains, parse_policies, read_scenario
+from specsim.cli.loads import parse_workloads
 from specsim.compare import TOLERANCES, Comparison, compare
 from specsim.engine import Scenario
 from specsim.hardware import load_profile
