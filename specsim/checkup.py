@@ -20,7 +20,7 @@ from specsim.synthesis import Synthetic
 from specsim.trace_stats import acceptance_table, sample, tau_table
 from specsim.trial import at_load
 from specsim.types import SpecsimError
-from specsim.workload import ClosedLoop
+from specsim.workload import ClosedLoop, Workload
 
 KEEPS_UP = 0.9
 """Share of the tokens that open arrivals ask for, below which a length does not keep up with them."""
@@ -209,6 +209,11 @@ def _interval(share: float, n: float, clustered: tuple[float, float]) -> tuple[f
     return (low, high) if math.isnan(clustered[0]) else (min(low, clustered[0]), max(high, clustered[1]))
 
 
+def sells_at_will(workload: Workload) -> bool:
+    """Whether the throughput tells schedulers apart: neither arrivals nor thinking users decide it."""
+    return isinstance(workload, ClosedLoop) and not workload.think_s
+
+
 def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jobs: int = -1) -> pd.DataFrame:
     """Simulate blocks of 0, 1, .. γ tokens, always verified whole, at ``load`` users or requests/s of one replica.
 
@@ -225,7 +230,8 @@ def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jo
     lengths = range(1, drafter.gamma + 1)
     policies = [Policy(NoSpec()), *(Policy(StaticGamma(k), replace(drafter, gamma=k, name="")) for k in lengths)]
     seeds = list(seeds)
-    frame = sweep(replace(base, workload=at_load(base.workload, load)), policies, seeds=seeds, jobs=jobs)
+    workload = at_load(base.workload, load)
+    frame = sweep(replace(base, workload=workload), policies, seeds=seeds, jobs=jobs)
     frame = frame[frame["domain"] == TOTAL]
     if frame["throughput"].isna().any():
         raise SpecsimError(f"gamma_check: {window_warning(frame) or 'some runs have no throughput'}")
@@ -234,11 +240,10 @@ def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jo
         return np.array([frame.loc[frame["policy"] == repr(p), column].to_numpy() for p in policies], dtype=np.float64)
 
     tokens, served = by_length("throughput"), np.ones(len(policies))
-    workload = at_load(base.workload, load)
     if not isinstance(workload, ClosedLoop):
         asked = load * np.mean([workload.requests(seed).output_tokens.mean() for seed in seeds])
         served = tokens.mean(axis=1) * base.profile.gpus / asked
-    if (isinstance(workload, ClosedLoop) and not workload.think_s) or (served < KEEPS_UP).all():
+    if sells_at_will(workload) or (served < KEEPS_UP).all():
         runs = tokens
     else:
         runs = np.where(served[:, None] < KEEPS_UP, np.nan, by_length("interactivity_p50"))

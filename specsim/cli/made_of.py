@@ -27,30 +27,29 @@ def check_made_of(frame: pd.DataFrame, path: Path, options: Options, seeds: int 
         unlike.append(f"--seeds {len(made)}, not {seeds}")
     was = noted_made_of(frame)
     if was is not None:
-        unlike += _settings(was, options) + _files(was, options)
+        now = options.made_of()
+        unlike += _settings(was, now) + _files(was, now, options)
     if unlike:
         raise SpecsimError(f"{path}: made with other options: {'; '.join(unlike)}")
     return was is not None
 
 
-def _settings(was: MadeOf, options: Options) -> list[str]:
-    now = options.made_of().settings
+def _settings(was: MadeOf, now: MadeOf) -> list[str]:
     usual = {f.name: f.default for f in fields(Options)}
     found = []
-    for name in sorted(was.settings.keys() | now.keys()):
-        before, after = (side.get(name, usual.get(name)) for side in (was.settings, now))
+    for name in sorted(was.settings.keys() | now.settings.keys()):
+        before, after = (side.get(name, usual.get(name)) for side in (was.settings, now.settings))
         if before != after and name not in BY_LABEL:
             told = ["its default" if value is None else str(value) for value in (before, after)]
             found.append(f"--{name.replace('_', '-')} {told[0]}, not {told[1]}")
     return found
 
 
-def _files(was: MadeOf, options: Options) -> list[str]:
-    now = options.made_of().inputs
+def _files(was: MadeOf, now: MadeOf, options: Options) -> list[str]:
     piped = {name for name, paths in options.files().items() if any(not path.is_file() for path in paths)}
     found = []
-    for option in sorted({i.option for i in (*was.inputs, *now)} - piped):
-        before, after = ([i for i in side if i.option == option] for side in (was.inputs, now))
+    for option in sorted({i.option for i in (*was.inputs, *now.inputs)} - piped):
+        before, after = ([i for i in side if i.option == option] for side in (was.inputs, now.inputs))
         if {i.sha256 for i in before} != {i.sha256 for i in after}:
             found.append(f"{option} {_named(before)}, not {_named(after)}")
     return found

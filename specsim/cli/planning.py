@@ -12,7 +12,7 @@ import typer
 
 from specsim.acceptance import load_trace
 from specsim.blocktrace import Trace
-from specsim.checkup import acceptance_check, gamma_check, gamma_words
+from specsim.checkup import acceptance_check, gamma_check, gamma_words, sells_at_will
 from specsim.cli import show
 from specsim.cli.inputs import is_typed, typed_command
 from specsim.cli.options import ENGINE, LOAD, MOST_SEEDS, RUN, WHAT, Options, option, with_options
@@ -285,8 +285,8 @@ def _gamma(base: Scenario, load: float, seeds: int, jobs: int) -> dict[str, Any]
     table = gamma_check(base, load, range(seeds), jobs)
     assert base.drafter is not None
     where = f"{show.number(load)} {'users' if closed else 'requests/s'} a replica"
-    by_users = closed and not getattr(base.workload, "think_s", 0)
-    value, available = "the throughput" if by_users else "tok/s/user", base.drafter.acceptance.gamma
+    value = "the throughput" if sells_at_will(base.workload) else "tok/s/user"
+    available = base.drafter.acceptance.gamma
     words = gamma_words(table, where, base.drafter.gamma, value, available)
     rows = [[str(int(r["gamma"])), *(float(r[c]) for c in ("throughput", "interactivity_p50", "tau")),
              100 * float(r["behind"]), 100 * float(r["behind_ci"])] for _, r in table.iterrows()]  # fmt: skip
