@@ -1,26 +1,17 @@
 """The tables that simulate and pareto print: what a newcomer reads, by plain names, and what it is worth."""
 
 import json
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from rich.console import Console
+from test_cli import BASE, MTP, SMALL, Run
 from test_pareto import sweep
 
 from specsim.cli.tables import GROUPS, gain_tables, sold_tables
 from specsim.pareto import pareto, sla_table
-
-ROOT = Path(__file__).parents[1]
-PROFILE = str(ROOT / "hw_profiles/dsv4-flash-b300-tp4.json")
-TRACE = str(ROOT / "traces/qwen3-4b-dspark.json")
-MTP = str(ROOT / "traces/mtp1.json")
-BASE = ("--profile", PROFILE, "--trace", TRACE)
-SMALL = ("--poisson", "20", "--num-requests", "40", "--output-tokens", "32")
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def test_simulate_prints_the_main_metrics_by_plain_names_and_all_when_asked(run: Run, tmp_path: Path) -> None:
