@@ -100,8 +100,9 @@ def test_acceptance_is_counted_by_position(learned: tuple[str, Path], models: Pa
     name, out = learned
     gamma = len(RATES)
     with start(name, models, tmp_path / "server.log", gamma=gamma) as url:
-        code = live("--url", url, *QUICK, "--requests", 24, "--calibrate", "4", "--check", "2", "--profile",
-                    out / "profile.json", "--draft-ms", 5, "--json", tmp_path / "report.json")  # fmt: skip
+        # Long answers, for the last block of each is cut short, and some 280 blocks, so that 0.15 is five deviations.
+        code = live("--url", url, *QUICK, "--output-tokens", 96, "--requests", 8, "--calibrate", "4", "--check", "2",
+                    "--profile", out / "profile.json", "--draft-ms", 5, "--json", tmp_path / "report.json")  # fmt: skip
     report = json.loads((tmp_path / "report.json").read_text())
     assert (code, report["speculates"], report["faults"]) == (0, True, [])
     [survival] = report["acceptance"]
@@ -111,8 +112,8 @@ def test_acceptance_is_counted_by_position(learned: tuple[str, Path], models: Pa
     # The last block of an answer may be cut, and llama.cpp drafts no further than an answer may go.
     assert 1 + 0.8 * gamma < rows["verified_tokens"]["measured"] <= 1 + gamma
     if name == "llamacpp":  # acceptance is what it was told to draw
-        assert survival == pytest.approx(RATES, abs=0.1)
-        assert rows["tau"]["measured"] == pytest.approx(1 + sum(RATES), rel=0.1)
+        assert survival == pytest.approx(RATES, abs=0.15)
+        assert rows["tau"]["measured"] == pytest.approx(1 + sum(RATES), abs=0.4)
     assert 1 <= rows["tau"]["measured"] <= 1 + gamma
 
 
