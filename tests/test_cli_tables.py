@@ -84,6 +84,30 @@ def test_the_base_is_named_as_tables_or_schedulers_are_and_seen_to_before_the_ru
         assert run(*results, base) == (2, "", words.format(base))
 
 
+def test_pareto_draws_no_results_of_other_options(run: Run, tmp_path: Path) -> None:
+    typed = (*BASE, "-s", "StaticGamma(2)", "--closed", "2,32", "--num-requests", "32", "--output-tokens", "16")
+    table = tmp_path / "results.parquet"
+    assert run("sweep", *typed, "--seeds", "1", "--jobs", "1", "--out", tmp_path)[0] == 0
+    drawn = ("pareto", "--results", table, "--out", tmp_path / "drawn")
+    assert run(*drawn, *typed)[::2] == (0, "")
+    wrong = {
+        (*typed, "--seeds", "2"): f"{table}: made with other options: --seeds 1, not 2",
+        (*typed, "--gamma", "3"): f"{table}: made with other options: --gamma its default, not 3",
+        (*typed, "--closed", "2"): f"{table}: column 'workload': expected ",
+        ("--gamma", "3"): "--gamma: the runs of --results are made: expected none of their options, or all, to be ",
+        ("--seeds", "1"): "--seeds: the runs of --results are made",
+        ("--slo-ttft", "1"): "--slo-ttft: has no meaning with --results, whose goodput is counted already",
+    }
+    for more, words in wrong.items():
+        code, printed, err = run(*drawn, *more)
+        assert (code, printed, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"error: {words}")
+    frame = pd.read_parquet(table)
+    frame.attrs = {}
+    frame.to_parquet(table)
+    assert run(*drawn, *typed)[2] == f"note: {table} does not tell what it was made from: not all options are checked\n"
+
+
 def test_a_gain_is_a_bound_where_the_throughput_is_one() -> None:
     curves = {"A": [(1, 100.0, 100.0), (4, 40.0, 200.0)], "B": [(1, 100.0, 110.0), (4, 60.0, 240.0)]}
     sold = sla_table(pareto(sweep(curves, factors=(1, 1.1))), [50, 80, 120])

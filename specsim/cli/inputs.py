@@ -253,6 +253,11 @@ def is_typed(context: typer.Context, name: str) -> bool:
     return str(context.get_parameter_source(name)).endswith("COMMANDLINE")
 
 
+def is_said(context: typer.Context, name: str) -> bool:
+    """Whether the parameter of this name was typed, or is a scenario file's."""
+    return not str(context.get_parameter_source(name)).endswith(".DEFAULT")
+
+
 def typed_command(context: typer.Context) -> str:
     """The command line, as it could be typed again: verbs, arguments and options."""
     verbs: list[str] = []

@@ -6,21 +6,69 @@ from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
+import typer
 
 from specsim.baseline import Input, MadeOf, noted_made_of
+from specsim.cli.inputs import is_said, is_typed
 from specsim.cli.options import LOADS, Options
+from specsim.engine import Policy, Scenario
 from specsim.types import SpecsimError
+from specsim.workload import Workload
 
 BY_LABEL = (*LOADS, "rate")
 """Options that the table's workloads tell, however they were typed."""
 
 
-def check_made_of(frame: pd.DataFrame, path: Path, options: Options, seeds: int | None = None) -> bool:
-    """Return whether ``frame``, read from ``path``, tells what it was made from, which is then ``options``.
+def check_results(
+    frame: pd.DataFrame,
+    path: Path,
+    context: typer.Context,
+    options: Options,
+    built: tuple[Scenario, list[Policy], list[Workload]],
+    seeds: int,
+) -> bool:
+    """Return whether ``frame``, read from ``path``, tells what it was made from, which is then what this call says.
 
-    ``seeds``: how many were asked for, None if not said. Raises SpecsimError, a line that names every option that
-    differs: one of another value, or one whose files have other contents.
+    ``built``: what ``options`` make; ``seeds``: how many are asked for, if that was said. Raises SpecsimError, a line
+    that names what differs.
     """
+    check_counted(context)
+    _check_same(frame, path, *built)
+    return _check_made_of(frame, path, options, seeds if is_said(context, "seeds") else None)
+
+
+def check_counted(context: typer.Context) -> None:
+    """SpecsimError for what was typed of goodput, which --results counted when its runs were made."""
+    for name in ("slo_ttft", "slo_interactivity"):
+        if is_typed(context, name):
+            raise SpecsimError(
+                f"--{name.replace('_', '-')}: has no meaning with --results, whose goodput is counted already"
+            )
+
+
+def _check_same(
+    frame: pd.DataFrame, path: Path, scenario: Scenario, policies: list[Policy], workloads: list[Workload]
+) -> None:
+    """See that a results.parquet has the policies, workloads and profile of these options, as far as it tells them."""
+    expected = {
+        "policy": {repr(policy) for policy in policies},
+        "workload": {workload.label for workload in workloads},
+        "profile": {scenario.profile.name},
+    }
+    for column in (*expected, "seed", "domain", "request_rate", "ttft_p50", "ttft_p90", "gpus", "extrapolated_steps"):
+        if column not in frame.columns:
+            raise SpecsimError(f"{path}: no column {column!r}, expected the results.parquet of specsim sweep or pareto")
+    for column, names in expected.items():
+        found = {str(name) for name in frame[column].unique()}
+        if found != names:
+            raise SpecsimError(
+                f"{path}: column {column!r}: expected {', '.join(sorted(names))}, as the options say, "
+                f"got {', '.join(sorted(found))}"
+            )
+
+
+def _check_made_of(frame: pd.DataFrame, path: Path, options: Options, seeds: int | None) -> bool:
+    """Return whether ``frame`` notes what it was made from; SpecsimError names every option that differs from it."""
     unlike = []
     made = set(frame["seed"])
     if seeds is not None and made != set(range(seeds)):

@@ -15,16 +15,15 @@ from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.base import base_of
 from specsim.cli.inputs import parse_numbers, typed_command
-from specsim.cli.made_of import check_made_of
+from specsim.cli.made_of import check_results
 from specsim.cli.options import RUN, Options, option, with_options
 from specsim.cli.run import Jobs, Seeds, Speed, Ttft, print_caveats, run_all, slo_of, warn_extrapolated, warn_window
-from specsim.engine import Policy, Scenario
 from specsim.files import check_apart, check_output, read_json, read_start, write_text
 from specsim.metrics import window_warning
 from specsim.pareto import caveats
 from specsim.pareto import pareto as make_front
 from specsim.types import SpecsimError
-from specsim.workload import ClosedLoop, Workload
+from specsim.workload import ClosedLoop
 from specsim.workload_file import WorkloadFile
 
 UNCHECKED = (
@@ -96,9 +95,7 @@ def report(
     notes, read = [], ""
     if results is not None:
         frame = read_results(results)
-        _check_same(frame, results, scenario, policies, workloads)
-        usual = str(context.get_parameter_source("seeds")).endswith(".DEFAULT")
-        if check_made_of(frame, results, options, None if usual else seeds):
+        if check_results(frame, results, context, options, (scenario, policies, workloads), seeds):
             read = f"read from {results}, which these options and input files made"
         else:
             notes.append(f"{results} {UNCHECKED}")
@@ -141,27 +138,6 @@ def _demand(users: int | None, rate: float | None, closed: bool) -> float | None
     if rate is not None and not 0 < rate <= 1e9:
         raise SpecsimError(f"--demand-rate: expected requests/s above 0, 1,000,000,000 at most, got {rate:g}")
     return users if closed else rate
-
-
-def _check_same(
-    frame: pd.DataFrame, path: Path, scenario: Scenario, policies: list[Policy], workloads: list[Workload]
-) -> None:
-    """See that a results.parquet has the policies, workloads and profile of these options, as far as it tells them."""
-    expected = {
-        "policy": {repr(policy) for policy in policies},
-        "workload": {workload.label for workload in workloads},
-        "profile": {scenario.profile.name},
-    }
-    for column in (*expected, "seed", "domain", "request_rate", "ttft_p50", "ttft_p90", "gpus", "extrapolated_steps"):
-        if column not in frame.columns:
-            raise SpecsimError(f"{path}: no column {column!r}, expected the results.parquet of specsim sweep or pareto")
-    for column, names in expected.items():
-        found = {str(name) for name in frame[column].unique()}
-        if found != names:
-            raise SpecsimError(
-                f"{path}: column {column!r}: expected {', '.join(sorted(names))}, as the options say, "
-                f"got {', '.join(sorted(found))}"
-            )
 
 
 def _workload_file(path: Path | None) -> WorkloadFile | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ import typer
 from specsim.baseline import note_made_of, read_results
 from specsim.cli import show
 from specsim.cli.base import base_of
-from specsim.cli.inputs import parse_numbers
+from specsim.cli.inputs import is_said, parse_numbers
+from specsim.cli.made_of import check_counted, check_results
 from specsim.cli.options import MOST_SEEDS, RUN, Options, option, with_options
 from specsim.cli.tables import gain_tables, sold_tables, summary_table
 from specsim.crossovers import crossover_lines, crossovers
@@ -131,9 +133,15 @@ def sweep(
 @with_options
 def pareto(
     options: Options,
+    context: typer.Context,
     results: Annotated[
         Path | None,
-        option("--results", help="Draw the results.parquet of an earlier sweep instead of simulating.", panel=RUN),
+        option(
+            "--results",
+            help="Draw the results.parquet of an earlier sweep instead of simulating (other options than its are "
+            "refused).",
+            panel=RUN,
+        ),
     ] = None,
     sla: Annotated[str, option("--sla", help="Interactivity floors to read off, tok/s/user.", panel=RUN)] = "50,80,120",
     base: Annotated[
@@ -166,6 +174,7 @@ def pareto(
     _check_outputs(out, names, json, options.files())
     if results is not None:
         frame = read_results(results)
+        _check_drawn(frame, results, context, options, seeds)
         base = base_of(base, make_front(frame).policies, options)
     else:
         built = options.build()
@@ -202,6 +211,21 @@ def pareto(
         data = {"command": command_line(), "caveats": front.caveats, "sla": sla_rows}
         data["crossovers"] = crossed.to_dict("records")
         show.write_json_file(json, {**data, "points": front.points.to_dict("records")})
+
+
+def _check_drawn(frame: pd.DataFrame, path: Path, context: typer.Context, options: Options, seeds: int) -> None:
+    """See that what this call says of the runs, if anything, is what an earlier sweep's table was made from."""
+    if options.profile is not None:
+        if not check_results(frame, path, context, options, options.build(), seeds):
+            typer.echo(f"note: {path} does not tell what it was made from: not all options are checked", err=True)
+        return
+    check_counted(context)
+    for name in ("seeds", *(f.name for f in fields(options) if f.name != "scenario")):
+        if is_said(context, name):
+            raise SpecsimError(
+                f"--{name.replace('_', '-')}: the runs of --results are made: expected none of their options, or all, "
+                "to be checked (--profile ...)"
+            )
 
 
 def _check_outputs(out: Path | None, names: list[str], json: Path | None, inputs: dict[str, list[Path]]) -> None:
