@@ -7,9 +7,9 @@ An open loop has to last: its queue may grow without end while the requests that
 A trial is steady where the mean number of requests in the system over the last third of the arrivals exceeds that
 over the middle third by at most GROWTH of a third's arrivals: where no more than 3 % of what arrives piles up.
 Where requests come and go by themselves, that share swings by about 2·T/(D·√n), for mean response times T and n
-arrivals in D seconds, a third of the time. A trial is run again with twice the requests, up to LONGEST times as many,
-while its swings exceed a third of the bound or its arrivals last less than LASTING response times, unless more than
-four times the bound piles up anyway.
+arrivals in D seconds, a third of the time. A trial is run again with twice the requests, up to LONGEST of them or four
+times what was asked for, while its swings exceed a third of the bound or its arrivals last less than LASTING response
+times, unless it has ENOUGH requests and more than four times the bound piles up anyway.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ GROWTH = 0.03
 """Share of an open loop's arrivals that may pile up in a trial that counts as steady."""
 LASTING = 15
 """Mean response times that the arrivals of an open loop should last."""
-LONGEST = 4
+LONGEST = 8000
+"""Requests up to which an open loop that is too short to tell is made longer, or four times what was asked for."""
+ENOUGH = 2000
+"""Requests of which many do not pile up by chance: near saturation hundreds swing by more than the formula says."""
 
 STEP = 2 ** (1 / 24)
 """Ratio of neighbouring loads, where they are not whole numbers of users: 2.9 %."""
@@ -140,14 +143,14 @@ def at_load(workload: Workload, load: float) -> Workload:
 def run_trial(scenario: Scenario, load: float, seed: int) -> Trial:
     """Simulate the one replica of ``scenario`` at ``load``; a seed draws the same blocks and lengths at every load."""
     workload = at_load(scenario.workload, load)
-    once = _requests(workload)
+    most = max(LONGEST, 4 * _requests(workload))
     try:
         while True:
             result = simulate(replace(scenario, workload=workload), seed)
             trial = _measure(result, workload, load, seed)
-            if not trial.short or trial.growth > 4 * GROWTH or not isinstance(workload, Poisson | Gamma):
+            if not trial.short or not isinstance(workload, Poisson | Gamma) or 2 * workload.num_requests > most:
                 return trial
-            if workload.num_requests * 2 > once * LONGEST:
+            if trial.growth > 4 * GROWTH and workload.num_requests >= ENOUGH:
                 return trial
             workload = replace(workload, num_requests=2 * workload.num_requests)
     except BeyondProfile as error:

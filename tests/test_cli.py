@@ -172,6 +172,15 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
         (("simulate", *BASE, "--closed", "1", "--slo-ttft", "nan"), "SLO: ttft: expected a number above 0"),
         (("simulate", *BASE, "--closed", "1", "--max-num-batched-tokens", "100000000000"), "at most 16777216"),
         (("simulate", *BASE, "--closed", "1", "-s", "MTP1@"), "expected a trace after @"),
+        (("simulate", *BASE, "--closed", "1", "-s", "MTP1@:1"), "scheduler 'MTP1@:1': expected a trace after @"),
+        (
+            ("simulate", *BASE, "--closed", "1", "-s", f"StaticGamma(1)@{TRACE}:0"),
+            f"scheduler 'StaticGamma(1)@{TRACE}:0': expected blocks of 1 to 7 tokens after the trace, got 0",
+        ),
+        (
+            ("simulate", *BASE, "--closed", "1", "-s", f"StaticGamma(4)@{TRACE}:4", "--gamma", "3"),
+            "expected blocks of 1 to 3 tokens after the trace, got 4",
+        ),
         (("trace", "inspect", "none.csv"), "none.csv: cannot read"),
         (("trace", "inspect", __file__), "expected parquet"),
         (("profile", "show", TRACE), "schema: expected"),

@@ -57,6 +57,19 @@ def test_plan_of_a_rate_on_a_shared_pool(run: Run) -> None:
     assert "10 % off" not in text
 
 
+def test_what_is_offered_unasked_can_be_asked_for(run: Run, tmp_path: Path) -> None:
+    """MTP1 on the first token of the drafter's blocks, which costs less than blocks of three, of which it takes one."""
+    loads, spelled = {}, ("-s", f"MTP1@{TRACE}:1", "-s", "StaticGamma(1)")
+    for name, more in (("unasked", ()), ("asked", spelled)):
+        file = tmp_path / name
+        asked = ("plan", *BASE, *SMALL, "--users", "50", "--tier", "a: interactivity>=100@p10", "--no-sensitivity")
+        assert run(*asked, *more, "--json", file)[0] == 0
+        loads[name] = {offer["policy"]: offer["load"] for offer in json.loads(file.read_text())["offers"]}
+    first = "MTP1()@qwen3-4b-dspark:1"
+    assert loads["asked"].keys() == {first, "StaticGamma(1)"}
+    assert loads["unasked"][first] == loads["asked"][first] > loads["asked"]["StaticGamma(1)"]
+
+
 def test_a_tier_that_nothing_keeps_ends_with_1(run: Run, tmp_path: Path) -> None:
     tiers = ("--tier", "a: interactivity>=1e5", "--tier", "b: interactivity>=80")
     several = ("--profile", PROFILE, *QWEN, *SMALL, "--users", "50", "-s", "NoSpec")

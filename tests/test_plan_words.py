@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from conftest import make_profile
+from conftest import make_arrivals, make_profile
 from test_plan import FAST, POLICIES, TIERS, VERIFY, small
 
 import specsim as ss
@@ -261,7 +261,7 @@ def test_what_profiles_do_not_tell_is_noted():
 
 
 def test_what_is_noted_of_several_schedulers_is_noted_once():
-    base = small(ss.Poisson(1.0, 60, 8, 32))
+    base = small(make_arrivals([k * 0.7 for k in range(60)], 8, 32))  # recorded ones are not made longer
     answer = ss.plan(base, POLICIES, slo=ss.SLO(interactivity=30), rate=9, seeds=[0], jobs=1, sensitivity=False)
     told = [note for note in answer.notes if "--num-requests" in note]
     assert [note.partition(": ")[0] for note in told] == ["NoSpec(), StaticGamma(3) in all"]

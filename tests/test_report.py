@@ -574,7 +574,7 @@ def test_a_drafter_of_one_position_has_a_table_and_no_curve():
 def test_the_command_names_every_drafters_file_and_what_nobody_sells(run, tmp_path):
     out = tmp_path / "page.html"
     mtp = ROOT / "traces/mtp1.json"
-    code, printed, _ = run("report", *SMALL, "-s", f"MTP1@{mtp}", "--sla", "50,5000", "--out", out)
+    code, printed, _ = run("report", *SMALL, "-s", f"MTP1@{mtp}:1", "--sla", "50,5000", "--out", out)
     assert code == 0
     assert "note: No scheduler is as fast as 5,000 tok/s per user" in printed
     assert page_terms(out)["File"] == [str(SMALL[1]), str(SMALL[3]), str(mtp)]

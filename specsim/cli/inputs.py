@@ -66,25 +66,44 @@ def _relative_policy(text: str, folder: Path) -> str:
 def parse_policies(
     texts: list[str], trace: Path | None, gamma: int | None, along: str | None = None
 ) -> tuple[Drafter | None, list[Policy]]:
-    """The base drafter of ``--trace`` and the policies of ``--scheduler NAME(args)[@TRACE]``.
+    """The base drafter of ``--trace`` and the policies of ``--scheduler NAME(args)[@TRACE[:GAMMA]]``.
 
     A policy on the base drafter carries none of its own, so labels name only the others; ``gamma`` bounds
     the block length of all of them, and ``along`` (context:4096,32768) says where recorded acceptance changes.
     """
     base = _along(load_drafter(trace, gamma), along) if trace is not None else None
-    drafters: dict[str, Drafter] = {}
+    drafters: dict[tuple[Path, int | None], Drafter] = {}
     policies = []
     for text in texts:
-        name, at, file = text.partition("@")
-        if at and not file:
-            raise SpecsimError(f"scheduler {text!r}: expected a trace after @")
-        if at and file not in drafters:
-            other = load_drafter(file)
-            drafters[file] = _along(replace(other, gamma=min(other.gamma, gamma or other.gamma)), along)
-        policies.append(Policy(parse_scheduler(name), drafters[file] if at else None))
+        name, file, length = split_policy(text)
+        if file is not None and (file, length) not in drafters:
+            drafters[file, length] = _along(_own_drafter(text, file, length, gamma), along)
+        policies.append(Policy(parse_scheduler(name), None if file is None else drafters[file, length]))
     if along is not None and not any(d.edges for d in (base, *drafters.values()) if d is not None):
         raise SpecsimError("--acceptance-by: expected a recorded trace, whose rows can be told apart")
     return base, policies
+
+
+def split_policy(text: str) -> tuple[str, Path | None, int | None]:
+    """``NAME(args)[@TRACE[:GAMMA]]`` in its parts; SpecsimError where no trace follows ``@``."""
+    name, at, own = text.partition("@")
+    file, colon, length = own.rpartition(":")
+    if not (colon and length.isdecimal()):
+        file, length = own, ""
+    if at and not file:
+        raise SpecsimError(f"scheduler {text!r}: expected a trace after @")
+    return name, Path(file) if at else None, int(length) if length else None
+
+
+def _own_drafter(text: str, file: Path, length: int | None, gamma: int | None) -> Drafter:
+    """The drafter of ``file``, of blocks of ``length`` tokens (None: its own, or ``gamma`` if that is less)."""
+    drafter = load_drafter(file)
+    most = min(drafter.gamma, gamma or drafter.gamma)
+    if length is None or length == drafter.gamma:
+        return replace(drafter, gamma=most)
+    if not 1 <= length <= most:
+        raise SpecsimError(f"scheduler {text!r}: expected blocks of 1 to {most} tokens after the trace, got {length}")
+    return replace(drafter, gamma=length, name=f"{drafter.name}:{length}")
 
 
 def _along(drafter: Drafter, text: str | None) -> Drafter:
@@ -119,9 +138,9 @@ def _reach(drafter: Drafter, by: str) -> tuple[int, int]:
 
 def policy_files(text: str) -> list[Path]:
     """The files that ``NAME(args)[@TRACE]`` or ``file.py:NAME[@TRACE]`` names."""
-    name, at, trace = text.partition("@")
+    name, trace, _ = split_policy(text)
     where, colon, _ = name.rpartition(".py:")
-    return [Path(f"{where}.py")] * bool(colon) + [Path(trace)] * bool(at)
+    return [Path(f"{where}.py")] * bool(colon) + ([] if trace is None else [trace])
 
 
 def parse_scheduler(text: str) -> Any:

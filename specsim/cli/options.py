@@ -73,7 +73,8 @@ class Options:
         option(
             "--scheduler",
             "-s",
-            help="NAME, 'NAME(args)' or file.py:NAME; NAME@TRACE for another drafter. Repeatable.",
+            help="NAME, 'NAME(args)' or file.py:NAME; NAME@TRACE for another drafter, NAME@TRACE:1 "
+            "for blocks of its first token. Repeatable.",
             panel=WHAT,
         ),
     ] = None

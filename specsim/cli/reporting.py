@@ -14,7 +14,7 @@ import typer
 from specsim.baseline import read_results
 from specsim.cli import show
 from specsim.cli.base import base_of
-from specsim.cli.inputs import parse_numbers, typed_command
+from specsim.cli.inputs import parse_numbers, split_policy, typed_command
 from specsim.cli.made_of import check_results
 from specsim.cli.options import RUN, Options, option, with_options
 from specsim.cli.run import Jobs, Seeds, Speed, Ttft, print_caveats, run_all, slo_of, warn_extrapolated, warn_window
@@ -105,7 +105,7 @@ def report(
     if short := window_warning(frame):
         notes.append(f"{short[:1].upper()}{short[1:]}.")
     named = zip(policies, options.scheduler or (), strict=False)
-    own = {repr(policy): Path(trace) for policy, text in named if (trace := text.partition("@")[2])}
+    own = {repr(policy): trace for policy, text in named if (trace := split_policy(text)[1])}
     page = make_report(
         frame,
         scenario,
