@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,19 +26,29 @@ def check_steady(scenario: Scenario, seed: int) -> None:
     """SpecsimError if the scenario's scheduler answers otherwise once its first ASKED steps are simulated again.
 
     Both times in this process, one after the other, each from its start(): what it draws from a stream that others
-    share, or remembers elsewhere, shows. Schedulers of specsim's own are not asked.
+    share, or remembers elsewhere, shows. Then another seed, by the scheduler that has these runs behind it and by a
+    copy that has none, if it can be copied: what it keeps by request, the same in all seeds, shows. Schedulers of
+    specsim's own are not asked.
     """
-    if _is_ours(scenario.scheduler):
+    scheduler = scenario.scheduler
+    if _is_ours(scheduler):
         return
-    check_callable(scenario.scheduler)
-    name = scheduler_name(scenario.scheduler)  # before it is asked: what it remembers may be in it
-    once, again = (_answers(scenario, seed) for _ in range(2))
-    if len(once) != len(again) or not all(map(np.array_equal, once, again)):
-        raise SpecsimError(
-            f"scheduler {name}: answers otherwise when the same seed is run again: expected chance only from a "
-            "generator that its start() makes of a seed, such as np.random.default_rng(self.seed), and memory only in "
-            "what start() returns"
-        )
+    check_callable(scheduler)
+    name = scheduler_name(scheduler)  # before it is asked: what it remembers may be in it
+    unused: Any = None
+    with suppress(Exception):  # one with a lock or an open file in it cannot be copied
+        unused = copy.deepcopy(scheduler)
+    pairs = [(scheduler, scheduler, seed)]
+    if unused is not None and unused is not scheduler:  # a function is its own copy
+        pairs.append((scheduler, unused, seed + 1))
+    for one, other, of in pairs:
+        first, second = (_answers(replace(scenario, scheduler=asked), of) for asked in (one, other))
+        if len(first) != len(second) or not all(map(np.array_equal, first, second)):
+            raise SpecsimError(
+                f"scheduler {name}: answers otherwise when the same seed is run again: expected chance only from a "
+                "generator that its start() makes of a seed, such as np.random.default_rng(self.seed), and memory only "
+                "in what start() returns"
+            )
 
 
 class _Enough(BaseException):

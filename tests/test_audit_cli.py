@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_lossless_scheduler(run):
     code, out, err = run("audit", "DSparkGreedy", *FEW)
     assert (code, err) == (0, "")
     assert out.startswith("DSparkGreedy() is lossless in ")
-    assert "instances of one step and " in out
+    assert re.search(r"instances of one step and \d+ of 3, blocks of 1–3: total variation at most ", out.splitlines()[0])
     assert "1 step: vocabulary 2–3, blocks of 1–3, requests 1–2; 3 steps: vocabulary 2, blocks of 1–2" in out
     assert "no proof" in out
     assert "--confidence draft_prob" in out
@@ -80,6 +81,7 @@ def test_of_long_blocks_it_says_what_it_did_not_look_at(run):
     code, out, _ = run("audit", "StaticGamma(7)", "--instances", "64", "--histories", "32", "--steps", "4")
     assert code == 0
     first, *_ = out.splitlines()
+    assert ", blocks of 7: total variation at most " in first
     assert first.endswith(
         "Not looked at: a vocabulary of 3, one request in more than 3 steps, two requests in several steps "
         "(γ = 7 is too long to enumerate)"

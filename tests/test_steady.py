@@ -1,6 +1,7 @@
 """A sweep can be made again: schedulers that would give other answers are refused."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ WORDS = "answers otherwise when the same seed is run again: expected chance only
 
 
 def scenario(scheduler=None, **more):
-    drafter = ss.synthetic(0.7, gamma=3)
+    drafter = ss.synthetic(0.7, gamma=3, concentration=2.0)
     return ss.Scenario(make_profile(), ss.ClosedLoop(4, 16, 16, measured=20), drafter, scheduler, **more)
 
 
@@ -43,6 +44,18 @@ class Counts:
         return np.full(view.num_seqs, self.steps % 3)
 
 
+class Caches:
+    """What it decided for a request it keeps for all runs, which number their requests alike."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def __call__(self, view):
+        for request, confidence in zip(view.request_ids.tolist(), view.confidence, strict=True):
+            self.kept.setdefault(request, int((confidence > 0.6).sum()))
+        return np.array([self.kept[request] for request in view.request_ids.tolist()])
+
+
 @dataclass(frozen=True)
 class Seeded:
     """Chance as it should be."""
@@ -55,9 +68,13 @@ class Seeded:
         return lambda view: rng.integers(0, view.gamma + 1, view.num_seqs)
 
 
-@pytest.mark.parametrize("scheduler", [draws, Now(), Counts(), ss.WrongCost(draws)], ids=scheduler_name)
+CHANGING = [draws, Now(), Counts(), Caches(), ss.WrongCost(draws), ss.WrongCost(Caches())]
+
+
+@pytest.mark.parametrize("scheduler", CHANGING, ids=scheduler_name)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_one_that_changes_its_mind_is_refused(scheduler, jobs):
+    scheduler = copy.deepcopy(scheduler)  # without what another test had it remember
     with pytest.raises(SpecsimError, match=WORDS) as error:
         ss.sweep(scenario(), [ss.NoSpec(), scheduler], [ss.ClosedLoop(2, 16, 16, measured=20)], range(2), jobs=jobs)
     assert "\n" not in str(error.value)
@@ -83,6 +100,15 @@ def test_few_questions_are_put_and_none_to_our_own():
     check_steady(ss.Scenario(make_profile(), long, ss.synthetic(0.7, gamma=3), counted), 0)
     assert len(asked) == short + 2 * ASKED
     check_steady(scenario(ss.DSparkAsync()), 0)  # asks nothing
+
+
+def test_one_that_cannot_be_copied_is_run_twice_all_the_same():
+    class Locked(Counts):
+        def __deepcopy__(self, memo):
+            raise TypeError("cannot pickle '_thread.lock' object")
+
+    with pytest.raises(SpecsimError, match=WORDS):
+        check_steady(replace(scenario(Locked()), workload=ss.ClosedLoop(4, 16, 160, measured=2000)), 0)
 
 
 class Forgets:

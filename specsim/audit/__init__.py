@@ -66,9 +66,11 @@ class Audit:
             return f"{found}. Smallest counterexample:\n\n{self.counterexample}"
         steps = sorted({s.steps for s in self.sizes if s.steps > 1})
         several = f" and {self.histories:,} of {' or '.join(map(str, steps))}" if self.histories else ""
+        gammas = [size.gamma for size in self.sizes]
+        blocks = f"{min(gammas)}" + (f"–{max(gammas)}" if max(gammas) > min(gammas) else "")
         missing = f". Not looked at: {'; '.join(self.not_looked_at)}" if self.not_looked_at else ""
         return (
-            f"{self.scheduler} is lossless in {self.instances:,} instances of one step{several}: "
+            f"{self.scheduler} is lossless in {self.instances:,} instances of one step{several}, blocks of {blocks}: "
             f"total variation at most {self.tv:.1g}{missing}"
         )
 
@@ -135,7 +137,13 @@ def audit(
         worst: tuple[float, bool, Instance] | None = None
         for n, (is_plain, instance) in enumerate(_tagged(first, size, confidence, rng, count)):
             asked.twice = is_plain or n < TWICE
-            tv = distance_of(instance, asked)
+            try:
+                tv = distance_of(instance, asked)
+            except SpecsimError as error:
+                if isinstance(error.__cause__, IndexError) and not hasattr(scheduler, "gamma"):
+                    hint = f"asked about blocks of {size.gamma}; a field gamma would say which ones it is made for"
+                    raise SpecsimError(f"{error} ({hint})") from error
+                raise
             largest = max(largest, tv)
             done[size.steps > 1] += 1
             if tv > TOLERANCE and (worst is None or (is_plain == worst[1] and tv > worst[0] + 1e-9)):
