@@ -600,7 +600,7 @@ class Loose:
         (Loose(), "scheduler Loose: answers one and the same view in two ways"),
         (lambda view: np.full(view.num_seqs, 0.5), "expected 1 whole draft lengths within 0..1, got float64"),
         (lambda view: np.full(view.num_seqs, 4), "expected 1 whole draft lengths within 0..1, got int64"),
-        (lambda view: view.survival[:, 9], r"IndexError: index 9 .*blocks of 1; a field gamma would say which ones it is"),
+        (lambda view: view.survival[:, 9], r"IndexError: index 9 .*blocks of 1; a field gamma would say"),
         (5, "scheduler 5: expected something that can be called with a StepView"),
         (Hidden, r"scheduler Hidden: expected an instance, such as Hidden\(\), got the class"),
     ],

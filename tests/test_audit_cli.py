@@ -60,7 +60,7 @@ def test_a_lossless_scheduler(run):
     code, out, err = run("audit", "DSparkGreedy", *FEW)
     assert (code, err) == (0, "")
     assert out.startswith("DSparkGreedy() is lossless in ")
-    assert re.search(r"instances of one step and \d+ of 3, blocks of 1–3: total variation at most ", out.splitlines()[0])
+    assert re.search(r"one step and \d+ of 3, blocks of 1–3: total variation at most ", out.splitlines()[0])
     assert "1 step: vocabulary 2–3, blocks of 1–3, requests 1–2; 3 steps: vocabulary 2, blocks of 1–2" in out
     assert "no proof" in out
     assert "--confidence draft_prob" in out
