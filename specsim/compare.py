@@ -83,7 +83,8 @@ class Comparison:
 
     ``notes``: what else differs or was left out.
     ``inputs``: a line for each thing that the two were made from and that differs; ``unlike``: those of them by which
-    the two are not like with like ("--profile", "--gamma", "the workload"), not the content of a file of one name.
+    the two are not like with like ("--profile", "--gamma", "the workload"), not the content of a file of one name;
+    ``added``: whether NEW has policies or loads that BASE lacks.
     ``tests`` numbers were tested, each at ``level / tests``; ``paired``: seed by seed; ``seeds``: of BASE and of NEW.
     """
 
@@ -97,6 +98,7 @@ class Comparison:
     floors: list[float]
     inputs: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
+    added: bool = False
 
     @property
     def regressions(self) -> list[Change]:
@@ -187,7 +189,7 @@ def compare(
     _check(base, new, allowed, level)
     chosen = base.floors if floors is None else list(floors)
     seeds = _seeds(base, new)
-    gone, notes = [], _notes(base, new, seeds.paired)
+    gone, added, notes = [], [], _notes(base, new, seeds)
     samples: list[_Sample] = []
     for policy in base.policies:
         before, after = _by_load(base, policy), _by_load(new, policy)
@@ -199,18 +201,19 @@ def compare(
         else:
             if lost := before.keys() - after.keys():
                 gone.append(f"{policy}: in BASE and not in NEW: load{'s' * (len(lost) > 1)} {_loads(lost)}")
-            if added := after.keys() - before.keys():
-                notes.append(f"{policy}: loads in NEW alone, left out: {_loads(added)}")
+            if more := after.keys() - before.keys():
+                added.append(f"{policy}: loads in NEW alone, left out: {_loads(more)}")
             sides = [
                 {m: np.array([runs[load].values(m)[at] for load in common]) for m in (x, "throughput", *_MEANS)}
                 for runs, at in zip((before, after), seeds.columns, strict=True)
             ]
             samples += _samples(policy, sides[0], sides[1], chosen, x)
-    notes += [f"{policy} is new: nothing to compare it with" for policy in new.policies if policy not in base.policies]
+    added += [f"{policy} is new: nothing to compare it with" for policy in new.policies if policy not in base.policies]
     tests = sum(s.is_read for s in samples)
     changes = [_judge(s, allowed[s.metric], level / max(tests, 1), seeds) for s in samples]
     counts = (len(seeds.columns[0]), len(seeds.columns[1]))
-    found = Comparison(changes, gone, notes, level, tests, seeds.paired, counts, chosen, *inputs(base, new))
+    notes += added
+    found = Comparison(changes, gone, notes, level, tests, seeds.paired, counts, chosen, *inputs(base, new), bool(added))
     if not tests and not found.failed:
         raise SpecsimError("runs: no number to compare: expected one that every run of a policy has in BASE and in NEW")
     return found
@@ -380,13 +383,14 @@ def _difference(base: Array, new: Array, paired: bool) -> tuple[float, float, fl
     return float(new.mean() - base.mean()), math.sqrt(total), total**2 / doubt if doubt > 0 else NAN
 
 
-def _notes(base: Baseline, new: Baseline, paired: bool) -> list[str]:
+def _notes(base: Baseline, new: Baseline, seeds: _Seeds) -> list[str]:
     """What differs between the two files besides their numbers and what they were made from."""
     notes = []
     if base.seeds != new.seeds:
         some = any(s in new.seeds for s in base.seeds)
         how = "compared as independent samples" + ", those in both are too few to pair" * some
-        how = "paired by those in both" if paired else how
+        how += " (numbers that agree in all of them are the same)" * (seeds.twins is not None)
+        how = "paired by those in both" if seeds.paired else how
         notes.append(f"seeds {spans(base.seeds)} in BASE, {spans(new.seeds)} in NEW: {how}")
     if base.specsim != new.specsim and base.specsim and new.specsim:
         notes.append(f"specsim {base.specsim} in BASE, {new.specsim} in NEW")

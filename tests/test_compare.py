@@ -10,6 +10,7 @@ from scipy import stats
 
 import specsim as ss
 from specsim.baseline import METRICS, Input, MadeOf, make_baseline, spans
+from specsim.cli.gating_report import head
 from specsim.compare import GAIN, GONE, HIDDEN, LOSS, MOVED, NOISE, SAME, SMALL, UNDECIDED, UNREAD, compare
 from specsim.pareto import hypervolume, interactivity_at, pareto, throughput_at
 from specsim.types import SpecsimError
@@ -165,6 +166,7 @@ def test_a_policy_that_is_gone_fails_and_a_new_one_is_told():
     found = compare(side(), side(two))
     assert not found.failed
     assert found.notes == ["Better() is new: nothing to compare it with"]
+    assert (found.added, head(found)) == (True, "Passed: what both have is the same")
 
 
 def test_loads_that_new_lacks_fail_and_added_ones_are_told():
@@ -177,6 +179,7 @@ def test_loads_that_new_lacks_fail_and_added_ones_are_told():
     assert compare(side(), side({"A()": FALLING[:1]})).gone == ["A(): in BASE and not in NEW: loads 2, 4"]
     added = compare(side({"A()": FALLING[1:]}), side())
     assert added.identical
+    assert head(added) == "Passed: what both have is the same"
     assert added.notes == ["A(): loads in NEW alone, left out: 1"]
     found = compare(side(), side({"A()": [(8, 20.0, 300.0)]}))
     assert found.gone == ["A(): no load in NEW that BASE has (1, 2, 4 in BASE, 8 in NEW)"]
@@ -265,9 +268,10 @@ def test_which_seeds_are_paired(base, new, paired, counts):
         found = compare(side(seeds=base, noise=0.01), side(seeds=new, noise=0.01, y=y))
         assert (found.paired, found.seeds) == (paired, counts)
         how = "compared as independent samples, those in both are too few to pair"
+        nested = set(new) <= set(base)
+        how += " (numbers that agree in all of them are the same)" * nested
         how = "paired by those in both" if paired else how
         assert found.notes == ([] if base == new else [f"seeds {spans(base)} in BASE, {spans(new)} in NEW: {how}"])
-        nested = set(new) <= set(base)
         assert found.identical == (y == 1 and (paired or nested))
     found = compare(side(noise=0.01), side(seeds=range(9, 12), noise=0.01))
     assert found.notes == ["seeds 0-3 in BASE, 9-11 in NEW: compared as independent samples"]

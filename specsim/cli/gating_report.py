@@ -81,7 +81,7 @@ def head(found: Comparison) -> str:
         hide = f"{_seeds(found)} hide losses of up to {most}"
         return f"Undecided: {_count(unsure, 'number')} fell beyond {its} tolerance, but {hide}: {_more(found)}"
     if found.identical:
-        return "Passed: the same"
+        return "Passed: what both have is the same" if found.added else "Passed: the same"
     gains = sum(c.verdict == GAIN for c in found.changes)
     return "Passed: no regression" + f", {_count(gains, 'gain')}" * bool(gains)
 
