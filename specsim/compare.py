@@ -212,8 +212,8 @@ def compare(
     tests = sum(s.is_read for s in samples)
     changes = [_judge(s, allowed[s.metric], level / max(tests, 1), seeds) for s in samples]
     counts = (len(seeds.columns[0]), len(seeds.columns[1]))
-    notes += added
-    found = Comparison(changes, gone, notes, level, tests, seeds.paired, counts, chosen, *inputs(base, new), bool(added))
+    told = [*notes, *added]
+    found = Comparison(changes, gone, told, level, tests, seeds.paired, counts, chosen, *inputs(base, new), bool(added))
     if not tests and not found.failed:
         raise SpecsimError("runs: no number to compare: expected one that every run of a policy has in BASE and in NEW")
     return found
