@@ -285,7 +285,9 @@ def _capacity(trials: Trials, case: Case, tier: Tier, brackets: list[Bracket]) -
         notes.append(f"{100 * share:.2g} % of the steps at capacity are extrapolated beyond the profile")
     wait, whole = (float(np.mean([trial.statistics[name] for trial in kept])) for name in ("queue_p50", "e2e_p50"))
     if wait > 0.1 * whole and not {bound.metric for bound in tier.bounds} & {"ttft", "e2e", "queue"}:
-        notes.append(f"half of the requests wait {wait:.2g} s or more for a seat at capacity: no promise forbids it")
+        notes.append(
+            f"half of the requests wait {wait:.2g} s or more to be scheduled at capacity: no promise forbids it"
+        )
     return Capacity(
         case, tier, value, max(low, 0.0), high, by_seed,
         first.binding or "nothing",

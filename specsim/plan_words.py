@@ -29,8 +29,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def amount(load: float, unit: str) -> str:
-    """``1 user``, ``2 users``, ``1 requests/s``."""
-    return f"{number(load)} {unit.removesuffix('s') if unit == 'users' and load == 1 else unit}"
+    """``1 user``, ``2 users``, ``1 request/s``."""
+    one = {"users": "user", "requests/s": "request/s"}
+    return f"{number(load)} {one[unit] if number(load) == '1' else unit}"
 
 
 def hourly(dollars: float) -> str:

@@ -163,6 +163,7 @@ def test_check_gamma(run: Run) -> None:
         ((*BASE, "--check-gamma", "4", "-s", "NoSpec"), "--scheduler: has no meaning with --check-gamma alone"),
         ((*BASE, "--check-gamma", "4", "--gpu-price", "6"), "--gpu-price: has no meaning with --check-gamma"),
         ((*BASE, "--check-gamma", "4", "--headroom", "6%"), "--headroom: has no meaning with --check-gamma"),
+        ((*BASE, "--check-gamma", "4", "--no-sensitivity"), "--no-sensitivity: has no meaning with --check-gamma"),
         ((*BASE, "--check-gamma", "4", "--shared"), "--shared: has no meaning with --check-gamma"),
         ((*BASE, "--check-gamma", "4", *QWEN[:2]), "--profile: expected one with --check-gamma alone"),
         (("--check-acceptance", TRACE, "--shared"), "--shared: has no meaning with --check-acceptance alone"),

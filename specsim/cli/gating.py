@@ -73,10 +73,9 @@ def baseline(
         show.console().print(f"note: {line}")
     warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     loads = sorted({run.load for run in made.runs})
-    show.console().print(
-        f"Wrote {out}: {len(made.policies)} policies, loads {', '.join(f'{v:g}' for v in loads)}, "
-        f"seeds {files.spans(made.seeds)}"
-    )
+    held = f"{len(made.policies)} polic{'y' if len(made.policies) == 1 else 'ies'}"
+    told = ", ".join(f"{load:g}" for load in loads)
+    show.console().print(f"Wrote {out}: {held}, loads {told}, seeds {files.spans(made.seeds)}")
 
 
 def compare(

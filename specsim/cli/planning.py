@@ -170,13 +170,16 @@ def _refuse_unused(context: typer.Context, profiles: list[Path], of_gamma: bool)
     for parameter in context.command.params:
         name = parameter.name or ""
         if is_typed(context, name) and (name in PLANNED if reads is None else name not in reads):
-            raise SpecsimError(f"{_long(parameter)}: has no meaning with {check} alone, without --tier")
+            typed = _typed(parameter, context.params[name])
+            raise SpecsimError(f"{typed}: has no meaning with {check} alone, without --tier")
     if len(profiles) > 1:
         raise SpecsimError(f"--profile: expected one with {check} alone, without --tier, got {len(profiles)}")
 
 
-def _long(parameter: Any) -> str:
-    return next(str(o) for o in (*parameter.opts, *parameter.secondary_opts) if o.startswith("--"))
+def _typed(parameter: Any, value: Any) -> str:
+    """The option's long name; of a pair, the one that says ``value``."""
+    names = parameter.secondary_opts if parameter.secondary_opts and value is False else parameter.opts
+    return next(str(o) for o in names if o.startswith("--"))
 
 
 def _build(

@@ -181,13 +181,19 @@ def pareto(
         base = base_of(base, [repr(policy) for policy in built[1]], options)  # before the runs, which may take long
         frame = _sweep(options, built, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     warn_window(frame, needed=True)
-    fronts = {str(domain): make_front(frame, str(domain)) for domain in dict.fromkeys(frame["domain"])}
-    tables = [sla_table(part, floors, base).assign(domain=domain) for domain, part in fronts.items()]
     front = make_front(frame)
-    sold = sla_table(front, floors, base)
+    over = base or front.policies[0]
+    sold = {"all": sla_table(front, floors, base)}
+    for domain in map(str, dict.fromkeys(frame["domain"])):
+        if domain not in sold:
+            sold[domain] = sla_table(make_front(frame, domain), floors, base)
     width = show.console().width
-    for table in (*sold_tables(front, sold, width), *gain_tables(sold, base or front.policies[0], width)):
+    gains = gain_tables(sold["all"], over, width)
+    for table in (*sold_tables(front, sold["all"], width), *gains):
         show.console().print(table)
+    if len(front.policies) > 1 and not gains:
+        show.console().print(f"note: no gains: {over} sells nothing at these floors (--base takes them over another)")
+    tables = pd.concat(table.assign(domain=domain) for domain, table in sold.items())
     crossed = crossovers(front)
     for line in crossover_lines(front):
         show.console().print(line)
@@ -195,7 +201,7 @@ def pareto(
     warn_extrapolated(int(frame["extrapolated_steps"].sum()))
     if out is not None:
         _write_results(frame, out)
-        write_atomic(out / "sla.csv", lambda p: pd.concat(tables).to_csv(p, index=False))
+        write_atomic(out / "sla.csv", lambda p: tables.to_csv(p, index=False))
         written = [
             plots.save_figure(plots.plot_pareto(front, floors), out / f"pareto.{format}"),
             plots.save_figure(plots.plot_load(front, "throughput"), out / f"throughput.{format}"),
@@ -204,11 +210,10 @@ def pareto(
             figure = plots.plot_load(front, "verified_tokens")
             written.append(plots.save_figure(figure, out / f"verified_tokens.{format}"))
         pictures = ", ".join(path.name for path in written)
-        tell = "sla.csv (the tables, of every domain)" if len(fronts) > 1 else "sla.csv (the tables)"
+        tell = "sla.csv (the tables, of every domain)" if len(sold) > 1 else "sla.csv (the tables)"
         show.console().print(f"Wrote to {out}/: {pictures}, {tell}, results.csv and results.parquet")
     if json is not None:
-        sla_rows = pd.concat(tables).to_dict("records")
-        data = {"command": command_line(), "caveats": front.caveats, "sla": sla_rows}
+        data = {"command": command_line(), "caveats": front.caveats, "sla": tables.to_dict("records")}
         data["crossovers"] = crossed.to_dict("records")
         show.write_json_file(json, {**data, "points": front.points.to_dict("records")})
 
