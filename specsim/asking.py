@@ -6,6 +6,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ def told_twice(label: str, schedulers: Iterable[Any]) -> str:
     """What to say where all of ``schedulers`` have this label, and what helps where it tells no settings."""
     text = f"policy {label} is given twice: labels tell results apart"
     kinds: list[Any] = [type(s) for s in schedulers]
-    if any(kind.__repr__ is object.__repr__ for kind in kinds):
+    if label == "<lambda>":
+        text += "; define them as functions of two names"
+    elif any(kind.__repr__ is object.__repr__ for kind in kinds):
         text += "; two settings of a class cannot be told apart: give it a __repr__, a dataclass has one"
     return text
 
@@ -104,7 +107,14 @@ def _where(error: BaseException) -> str:
     Nothing where no code but specsim's was reached; of libraries alone, their last place.
     """
     ours, python = (os.path.dirname(file) + os.sep for file in (__file__, os.__file__))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    own = [f for f in frames if not f.filename.startswith(python) and "site-packages" not in f.filename]
+    frames = [(_file(frame), line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames = [f for f in frames if not f[0].startswith(ours)]
+    own = [f for f in frames if not f[0].startswith(python) and "site-packages" not in f[0]]
     last = (own or frames)[-1:]
-    return "".join(f" (in {os.path.basename(f.filename)}, line {f.lineno}, {f.name})" for f in last)
+    return "".join(f" (in {os.path.basename(file)}, line {line}, {name})" for file, line, name in last)
+
+
+def _file(frame: FrameType) -> str:
+    """Where the code of ``frame`` is from; what a worker process was sent knows that by its module alone."""
+    file = frame.f_code.co_filename
+    return str(frame.f_globals.get("__file__", file)) if file.startswith("<") else file

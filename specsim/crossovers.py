@@ -37,16 +37,17 @@ def crossover_lines(front: Front) -> list[str]:
     """Return a sentence for each of ``crossovers``: at which load, who overtakes whom, and what that is worth."""
     what = "users" if front.workload == "closed" else "requests/s"
     first, last = float(front.points["load"].min()), float(front.points["load"].max())
-    starts = {
-        "at": "At {} {what}",
-        "below": f"At or below {{}} {{what}} (the lowest load simulated is {first:g})",
-        "above": f"At or above {{}} {{what}} (the highest load simulated is {last:g})",
-        "anywhere": f"Somewhere between {first:g} and {last:g} {{what}}, all the loads simulated",
-    }
+    lowest, highest = f"{first:g} or fewer, the lowest simulated,", f"{last:g} or more, the highest simulated"
     lines = []
     for row in crossovers(front).to_dict("records"):
         kind, bound = crossover_span(front, row["load"], row["load_ci"])
-        where = starts[kind].format(Reading(row["load"], row["load_ci"]) if kind == "at" else number(bound), what=what)
+        where = f"At about {number(row['load'])} {what} (from {{}} to {{}})"
+        where = {
+            "at": f"At {Reading(row['load'], row['load_ci'])} {what}",
+            "below": where.format(lowest, number(bound)),
+            "above": where.format(number(bound), highest),
+            "anywhere": where.format(lowest, highest),
+        }[kind]
         doubt = np.isnan(row["load_ci"]) and front.points["seeds"].max() > 1
         lines.append(
             f"{where}, {row['after']} overtakes {row['before']} in throughput: {number(row['throughput'])} "

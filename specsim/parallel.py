@@ -9,15 +9,31 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import joblib
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from specsim.types import SpecsimError
 
 T = TypeVar("T")
 
 
 def side_by_side(function: Callable[..., T], cases: Iterable[tuple[Any, ...]], workers: int) -> Iterator[T]:
-    """``function(*case)`` of every case, in their order, as they end; ``workers`` processes (1: this one)."""
+    """``function(*case)`` of every case, in their order, as they end; ``workers`` processes (1: this one).
+
+    Raises SpecsimError where one of them is ended from outside, as systems do that run out of memory.
+    """
     with _deaf_children():
         parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
-        return iter(parallel(joblib.delayed(function)(*case) for case in cases))
+        return _told(parallel(joblib.delayed(function)(*case) for case in cases))
+
+
+def _told(results: Iterator[T]) -> Iterator[T]:
+    try:
+        yield from results
+    except TerminatedWorkerError as error:
+        raise SpecsimError(
+            "a worker process ended: the system may have run out of memory (fewer --jobs take less), or a scheduler "
+            "ended it"
+        ) from error
 
 
 @contextmanager

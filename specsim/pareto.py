@@ -189,8 +189,8 @@ def sla_table(front: Front, floors: Iterable[float], base_policy: str | None = N
 
     One row a policy and floor: ``policy``, ``floor``, ``throughput`` and ``ci``; ``at_least`` where
     the measured loads only bound it, with the ``reason``; ``gain`` over ``base_policy`` (default:
-    the first; 0.1 is 10 % more) and its ``gain_ci``, paired by seed; and ``text`` such as
-    "12,345 ± 67", "≥ 12,345" or "–".
+    the first; 0.1 is 10 % more) and its ``gain_ci``, paired by seed, or ``gain_at_least`` where the
+    throughput is only bounded; and ``text`` such as "12,345 ± 67", "≥ 12,345" or "–".
     """
     base_policy = front.policies[0] if base_policy is None else base_policy
     rows = []
@@ -203,13 +203,13 @@ def sla_table(front: Front, floors: Iterable[float], base_policy: str | None = N
         bases = _by_seed(front, base_policy, read)
         for policy in front.policies:
             reading = throughput_at(front, policy, floor)
-            gain, gain_ci = NAN, NAN
+            gain, gain_ci, gain_at_least = NAN, NAN, NAN
             if base.value > 0:
-                gain = reading.value / base.value - 1
+                gain, gain_at_least = (value / base.value - 1 for value in (reading.value, reading.at_least))
                 gain_ci = half_width(_by_seed(front, policy, read) / bases)
-            row = (policy, floor, reading.value, reading.ci, reading.at_least, gain, gain_ci)
+            row = (policy, floor, reading.value, reading.ci, reading.at_least, gain, gain_ci, gain_at_least)
             rows.append((*row, str(reading), reading.reason))
-    names = ["policy", "floor", "throughput", "ci", "at_least", "gain", "gain_ci", "text", "reason"]
+    names = ["policy", "floor", "throughput", "ci", "at_least", "gain", "gain_ci", "gain_at_least", "text", "reason"]
     table = pd.DataFrame(rows, columns=names)
     rank = table["policy"].map({p: i for i, p in enumerate(front.policies)})
     return table.iloc[np.argsort(rank.to_numpy(), kind="stable")].reset_index(drop=True)

@@ -55,7 +55,7 @@ class StepView:
 
         def __getattr__(self, name: str) -> Any:
             """Told of a name that a view does not have, by what it has: its class is an engine's own affair."""
-            raise AttributeError(f"a StepView has no {name!r}, but {', '.join(HAS)}")
+            raise AttributeError(f"a StepView has no {name!r}; it has {', '.join(HAS)}")
 
     @property
     def num_seqs(self) -> int:

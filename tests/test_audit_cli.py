@@ -160,8 +160,8 @@ def test_progress_shows_after_two_seconds(run, monkeypatch):
         (("NoSpec@trace.json",), "scheduler 'NoSpec@trace.json': expected Name"),
         (
             ("{mine}:broken",),
-            "scheduler broken: AttributeError: a StepView has no 'nothing', but confidence, finishing_prefills, gamma, "
-            "num_seqs, prefill_tokens, prefilled, previous, request_ids, step_curve, step_seconds, survival "
+            "scheduler broken: AttributeError: a StepView has no 'nothing'; it has confidence, finishing_prefills, "
+            "gamma, num_seqs, prefill_tokens, prefilled, previous, request_ids, step_curve, step_seconds, survival "
             "(in mine.py, line 12",
         ),
         (("{mine}:inside",), "(in mine.py, line 18, inside)"),

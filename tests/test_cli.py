@@ -387,11 +387,12 @@ def test_a_users_scheduler(run: Run, tmp_path: Path) -> None:
     assert "expected 1 whole draft lengths within 0..7" in mistake(
         run, "simulate", *BASE, *SMALL, "-s", f"{file}:wrong"
     )
-    for name, words in (
-        ("broken", "ZeroDivisionError: division by zero (in mine.py, line 15, broken)"),
-        ("wrong", "expected 2 whole draft lengths within 0..7"),
+    for name, words, jobs in (
+        ("broken", "ZeroDivisionError: division by zero (in mine.py, line 15, broken)", 1),
+        ("broken", "ZeroDivisionError: division by zero (in mine.py, line 15, broken)", 2),
+        ("wrong", "expected 2 whole draft lengths within 0..7", 1),
     ):  # sweep, which asks twice, tells the same, and once
-        told = mistake(run, "sweep", *BASE, "--closed", "2", "-s", f"{file}:{name}", "--jobs", "1")
+        told = mistake(run, "sweep", *BASE, "--closed", "2", "-s", f"{file}:{name}", "--jobs", jobs)
         assert told.startswith(f"error: scheduler {name}: {words}")
     assert "named without parentheses" in mistake(run, "simulate", *BASE, *SMALL, "-s", f"{file}:wrong()")
     assert "'Nope' is not defined in it, expected one of Fixed, broken, wrong" in mistake(

@@ -115,6 +115,8 @@ def test_a_gain_is_a_bound_where_the_throughput_is_one() -> None:
     sold = sla_table(pareto(sweep(curves, factors=(1, 1.1))), [50, 80, 120])
     (table,) = gain_tables(sold, "A", 80)
     assert [next(iter(column.cells)) for column in table.columns] == ["B", "≥ +30.9 %", "+31.2 ± 0.0 %", "–"]
+    of_b = sold[sold["policy"] == "B"].set_index("floor")  # as sla.csv has them
+    assert of_b["gain_at_least"].dropna().to_dict() == pytest.approx({50: 0.309}, abs=1e-3)
     assert table.caption == "–: no number to compare there"
     assert gain_tables(sold[sold["policy"] == "A"], "A", 80) == []
     assert gain_tables(sold[sold["floor"] == 120], "A", 80) == []  # nobody sells there, A neither

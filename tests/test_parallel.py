@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
+import pytest
+
 from specsim.parallel import side_by_side
+from specsim.types import SpecsimError
 
 
 def deaf(case: int) -> tuple[int, bool]:
@@ -26,3 +30,10 @@ def test_one_worker_is_this_process_and_a_thread_may_ask_too():
     thread.start()
     thread.join()
     assert [case for case, _ in found] == [1, 2]
+
+
+def test_a_worker_that_is_ended_is_told_in_one_line():
+    """As where the system runs out of memory: joblib's own words are sixty lines."""
+    with pytest.raises(SpecsimError, match=r"^a worker process ended: the system may have run out of memory \(fewer"):
+        list(side_by_side(os._exit, [(3,), (3,)], 2))
+    assert list(side_by_side(abs, [(-1,), (-2,)], 2)) == [1, 2]

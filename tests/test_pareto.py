@@ -214,9 +214,12 @@ def test_a_crossover_some_seeds_do_not_show_has_no_interval():
             [(8, 12), (8, 12)],
             "At 2.5 ± 0 users, B overtakes A in throughput: 10 tok/s/GPU, where B's users get 1 tok/s.",
         ),
-        ([(9.9333, 10.9333), (9.9, 10.9)], "At or below 1.88 users (the lowest load simulated is 1), B overtakes A"),
-        ([(8, 10.1), (8, 10.3)], "At or above 2.15 users (the highest load simulated is 4), B overtakes A"),
-        ([(6, 10.5), (9.5, 16)], "Somewhere between 1 and 4 users, all the loads simulated, B overtakes A"),
+        ([(9.9333, 10.9333), (9.9, 10.9)], "At about 1.25 users (from 1 or fewer, the lowest simulated, to 1.88), B"),
+        ([(8, 10.1), (8, 10.3)], "At about 3.73 users (from 2.15 to 4 or more, the highest simulated), B"),
+        (
+            [(6, 10.5), (9.5, 16)],
+            "At about 2.23 users (from 1 or fewer, the lowest simulated, to 4 or more, the highest simulated)",
+        ),
         ([(8, 9), (8, 15)], "Not every seed shows it: it may be noise."),
     ],
 )

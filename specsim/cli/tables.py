@@ -105,8 +105,7 @@ def gain_tables(sold: pd.DataFrame, base: str, width: int) -> list[Table]:
     if others.empty or not floors:
         return []
     rows = [
-        [str(policy), *(_gain(row, at_base.loc[row["floor"], "throughput"]) for row in part.to_dict("records"))]
-        for policy, part in others.groupby("policy", sort=False)
+        [str(policy), *map(_gain, part.to_dict("records"))] for policy, part in others.groupby("policy", sort=False)
     ]
     missing = any(cell == "–" for row in rows for cell in row)
     why = "–: no number to compare there" if missing else None
@@ -131,13 +130,13 @@ def _floors(sold: pd.DataFrame) -> list[str]:
     return [f"≥ {floor:g}" for floor in sold["floor"].unique()]
 
 
-def _gain(row: dict[Any, Any], base: float) -> str:
+def _gain(row: dict[Any, Any]) -> str:
     """A gain such as "+50.4 ± 5.4 %"; a bound where the policy's own throughput is one; a dash for none."""
     if np.isfinite(row["gain"]):
         around = f" ± {100 * row['gain_ci']:.1f}" if np.isfinite(row["gain_ci"]) else ""
         return f"{_signed(row['gain'])}{around} %"
-    if base > 0 and np.isfinite(row["at_least"]):
-        return f"≥ {_signed(row['at_least'] / base - 1)} %"
+    if np.isfinite(row["gain_at_least"]):
+        return f"≥ {_signed(row['gain_at_least'])} %"
     return "–"
 
 
