@@ -34,7 +34,7 @@ FLOORS = (30.0, 50.0, 80.0, 120.0)
 DIGITS = 10
 LARGEST = 1e15
 RESULTS = "results.parquet"
-NOTED = "specsim"
+NOTED, FLOORED = "specsim", "specsim floors"
 WANTED = f"what specsim baseline wrote, or the {RESULTS} of specsim sweep --out or pareto --out"
 
 Numbers = list[float | None]
@@ -139,14 +139,15 @@ class Baseline(_Strict):
 def make_baseline(
     frame: pd.DataFrame,
     *,
-    floors: Iterable[float] = FLOORS,
+    floors: Iterable[float] | None = None,
     made_of: MadeOf | None = None,
     command: str = "",
     version: str = "",
 ) -> Baseline:
     """Return the baseline of a sweep's table (all domains together), numbers rounded.
 
-    ``made_of``: what the table was made from (None: what it tells itself, see ``note_made_of``, or nothing).
+    ``floors``: tok/s/user (None: those that the table keeps, see ``note_floors``, or FLOORS); ``made_of``: what it was
+    made from (None: what it tells itself, see ``note_made_of``, or nothing).
 
     Raises SpecsimError for a table that ``pareto`` refuses, a missing column, and a policy that lacks a seed at a load.
     """
@@ -173,7 +174,7 @@ def make_baseline(
         schema="specsim.baseline/1",
         specsim=version,
         command=command,
-        floors=[float(f) for f in floors],
+        floors=_noted_floors(frame) if floors is None else [float(f) for f in floors],
         settings=made_of.settings,
         inputs=made_of.inputs,
         profiles=[str(name) for name in overall["profile"].unique()] if "profile" in overall.columns else [],
@@ -195,6 +196,19 @@ def fingerprint(option: str, path: Path) -> Input:
 def note_made_of(frame: pd.DataFrame, made_of: MadeOf) -> None:
     """Keep with a sweep's table what it was made from: parquet files hold it too."""
     frame.attrs[NOTED] = made_of.model_dump(mode="json")
+
+
+def note_floors(frame: pd.DataFrame, floors: Iterable[float]) -> None:
+    """Keep with a sweep's table at which floors of interactivity, tok/s/user, it is read off."""
+    frame.attrs[FLOORED] = [float(floor) for floor in floors]
+
+
+def _noted_floors(frame: pd.DataFrame) -> list[float]:
+    """The floors that a table keeps; FLOORS where it keeps none, or not in our words."""
+    floors = frame.attrs.get(FLOORED)
+    if isinstance(floors, list) and floors and all(isinstance(f, float) and 0 < f < np.inf for f in floors):
+        return floors
+    return list(FLOORS)
 
 
 def noted_made_of(frame: pd.DataFrame) -> MadeOf | None:

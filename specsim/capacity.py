@@ -19,7 +19,7 @@ import numpy as np
 
 from specsim.engine import Scenario
 from specsim.parallel import side_by_side
-from specsim.pareto import half_width
+from specsim.pareto import half_width, number
 from specsim.tiers import Tier
 from specsim.trial import GROWTH, Grid, Trial, run_trial
 from specsim.types import SpecsimError
@@ -284,12 +284,15 @@ def _capacity(trials: Trials, case: Case, tier: Tier, brackets: list[Bracket]) -
         share = extrapolated / max(sum(trial.steps for trial in kept), 1)
         notes.append(f"{100 * share:.2g} % of the steps at capacity are extrapolated beyond the profile")
     wait, whole = (float(np.mean([trial.statistics[name] for trial in kept])) for name in ("queue_p50", "e2e_p50"))
+    low = max(low, 0.0)
+    if high - low > value:
+        notes.append(f"its load is hardly known ({number(low)} to {number(high)}): more seeds or requests tell it")
     if wait > 0.1 * whole and not {bound.metric for bound in tier.bounds} & {"ttft", "e2e", "queue"}:
         notes.append(
-            f"half of the requests wait {wait:.2g} s or more to be scheduled at capacity: no promise forbids it"
+            f"half of the requests wait {number(wait)} s or more to be scheduled at capacity: no promise forbids it"
         )
     return Capacity(
-        case, tier, value, max(low, 0.0), high, by_seed,
+        case, tier, value, low, high, by_seed,
         first.binding or "nothing",
         at_least=any(b.high is None for b in brackets),
         tokens=float(np.mean([trial.tokens for trial in kept])),

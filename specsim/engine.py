@@ -253,7 +253,8 @@ def _drafter_in_use(scenario: Scenario) -> Drafter | None:
     if drafter is None:
         check_fit(scheduler, None, 0, False, " (a trace)")
         return None
-    advice = f"; name one with {name}@TRACE or Policy({name}, drafter)"
+    first = " (@TRACE:1: the first token of longer blocks)" if getattr(scheduler, "exact_gamma", None) == 1 else ""
+    advice = f"; name one with {name}@TRACE{first} or Policy({name}, drafter)"
     check_fit(scheduler, drafter.name, drafter.gamma, drafter.has_confidence, advice)
     return drafter
 

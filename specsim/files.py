@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +22,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Named = Mapping[str, Path | Sequence[Path] | None]
 """What options or arguments name: a path, several, or nothing."""
 
-FOLDERS = ("--out", "--work", "--record")
-"""Options that name a folder to write to (with some verbs a file)."""
+PATHS = ("--out", "--work", "--record", "--profile", "--trace", "--arrivals", "--results", "--scenario")
+"""Options that name a file or a folder: an empty name would be the folder that we are in."""
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> Path:
@@ -85,9 +86,9 @@ def check_folder(folder: str | Path, option: str = "folder") -> Path:
 
 def check_no_empty(arguments: Sequence[str]) -> None:
     """SpecsimError for ``--out ""`` on a command line: as a path it would become the folder that we are in."""
-    for option, value in zip(arguments, [*arguments[1:], None], strict=True):
+    for option, value in zip_longest(arguments, arguments[1:]):
         name, sign, given = option.partition("=")
-        if name in FOLDERS and (given if sign else value) == "":
+        if name in PATHS and (given if sign else value) == "":
             raise SpecsimError(f"{name}: expected a path, got ''")
 
 

@@ -99,6 +99,7 @@ def plan(
             walks[profile.name] = tuple(leaders(trials, of, own, seeds))
     notes = [*model_caveat(given), *memory_caveats(base, given)]
     notes += _notes(offers, [case for _, _, case in flat], len(given) > 1) + _few(trials, offers)
+    notes += _less_than_a_turn(trials) if closed and walks else []
     answer = Plan(
         pools, tuple(offers), "users" if closed else "requests/s", demand, headroom, shared,
         walks,
@@ -163,7 +164,7 @@ def _prices(given: float | Sequence[float] | None, profiles: list[Profile]) -> l
     prices = [float(given)] if isinstance(given, int | float) else [float(p) for p in given]
     prices = prices * len(profiles) if len(prices) == 1 else prices
     if len(prices) != len(profiles):
-        raise SpecsimError(f"plan: gpu_price: expected one, or one for each of {len(profiles)} profiles")
+        raise SpecsimError(f"plan: gpu_price: expected one, or one a profile, got {len(prices)} for {len(profiles)}")
     for price in prices:
         if not 0 < price < math.inf:
             raise SpecsimError(f"plan: gpu_price: expected dollars above 0, got {price:g}")
@@ -216,9 +217,14 @@ def _few(trials: Trials, offers: list[Offer]) -> list[str]:
     for offer in offers:
         found = offer.capacity
         for at, seed in ((b.high if b.low is None else b.low, b.seed) for b in found.brackets):
-            requests = trials(Ask(found.case, at or 0, seed)).requests
-            for bound in found.tier.bounds:
+            trial = trials(Ask(found.case, at or 0, seed))
+            for bound in found.tier.bounds if trial.requests else ():
                 level = QUANTILES.get(bound.statistic, 1.0)
+                requests = int(trial.statistics[f"{bound.metric}_requests"])
+                if not requests:
+                    raise SpecsimError(
+                        f"tier {found.tier.name!r}: {bound.metric}: no request has any where answers are of one token"
+                    )
                 if requests > 0 and requests * (min(level, 1 - level) or 1.0) < FEW - 1e-9:
                     told.append(f"{bound.metric} {bound.statistic}")
                     fewest = min(fewest, requests)
@@ -226,6 +232,18 @@ def _few(trials: Trials, offers: list[Offer]) -> list[str]:
         return []
     names = ", ".join(dict.fromkeys(told))
     return [f"fewer than {FEW} requests decide on {names} in a trial of {fewest:,}: --num-requests has more"]
+
+
+def _less_than_a_turn(trials: Trials) -> list[str]:
+    """A line where the users of a closed loop outnumber the requests that a trial of it measures."""
+    short = [t for t in trials.done.values() if 0 < t.requests < t.load]
+    if not short:
+        return []
+    worst = min(short, key=lambda trial: trial.requests / trial.load)
+    return [
+        f"trials of as few as {worst.requests:,} requests of {worst.load:,.0f} users: their tok/s, and so who has most "
+        "at which load, hang on where a trial begins and ends: --num-requests has more"
+    ]
 
 
 def model_caveat(profiles: Sequence[Profile]) -> list[str]:

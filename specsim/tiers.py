@@ -98,8 +98,8 @@ class Tier:
 def parse_tier(text: str) -> Tier:
     """A Tier from ``NAME: BOUND, BOUND, share=0.3``; a BOUND is ``interactivity>=80@p10`` or ``ttft<=250ms@p95``.
 
-    The statistic after @ may be left out (p10 of interactivity, p90 of the others: nine of ten requests).
-    Raises SpecsimError, in one line, for anything else.
+    The statistic after @ may be left out (p10 of interactivity, p90 of the others: nine of ten requests); a share may
+    be told as ``30%``. Raises SpecsimError, in one line, for anything else.
     """
     name, colon, rest = (part.strip() for part in text.partition(":"))
     if not (name and colon and rest):
@@ -183,11 +183,11 @@ def _bound(name: str, item: str) -> Bound:
 
 def _share(name: str, text: str) -> float:
     try:
-        share = float(text)
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = math.nan
     if not 0 < share <= 1:
-        raise SpecsimError(f"tier {name!r}: share: expected above 0 and at most 1, got {text!r}")
+        raise SpecsimError(f"tier {name!r}: share: expected above 0 and at most 1, such as 0.3 or 30%, got {text!r}")
     return share
 
 

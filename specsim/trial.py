@@ -50,11 +50,11 @@ MOST_USERS = 1 << 16
 class Trial:
     """What one replica did at ``load`` (users, or requests/s) under the random streams of ``seed``.
 
-    ``statistics`` has the entries ``<metric>_<statistic>`` of tiers.Bound (seconds, tok/s), over so many
-    ``requests``. ``tokens`` are output tokens/s of the replica, ``answer`` the mean output tokens of a request,
-    ``in_system`` the mean number of requests waiting or running, ``growth`` the share of arrivals that piled up (0
-    in a closed loop), ``short``: whether an open loop lasted less than it should to tell. ``beyond``: why the load
-    could not be simulated (no price for a step).
+    ``statistics`` has the entries ``<metric>_<statistic>`` of tiers.Bound (seconds, tok/s), and ``<metric>_requests``,
+    those of the ``requests`` that have the metric. ``tokens`` are output tokens/s of the replica, ``answer`` the mean
+    output tokens of a request, ``in_system`` the mean number of requests waiting or running, ``growth`` the share of
+    arrivals that piled up (0 in a closed loop), ``short``: whether an open loop lasted less than it should to tell.
+    ``beyond``: why the load could not be simulated (no price for a step).
     """
 
     load: float
@@ -189,9 +189,10 @@ def _measure(result: Result, workload: Workload, load: float, seed: int) -> Tria
 
 
 def _statistics(table: pd.DataFrame) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for metric in METRICS:
         values = table[metric].dropna().to_numpy(dtype=np.float64)
+        found[f"{metric}_requests"] = len(values)
         found[f"{metric}_mean"] = float(values.mean()) if len(values) else float("nan")
         for name, level in QUANTILES.items():
             found[f"{metric}_{name}"] = float(np.quantile(values, level)) if len(values) else float("nan")

@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 
 from specsim.acceptance import Drafter
 from specsim.blocktrace import Trace, TraceMeta, make_trace
-from specsim.cli import main
+from specsim.cli import main, show
 from specsim.hardware import DraftCost, Profile
 from specsim.types import Requests
 from specsim.workload import Arrivals
@@ -146,8 +146,9 @@ def drafter() -> Drafter:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Call the command line: exit code, stdout, stderr."""
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line: exit code, stdout, stderr, where no progress shows however busy the machine is."""
+    monkeypatch.setattr(show, "PATIENCE", 1e9)
 
     def call(*arguments: Any) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as stop:

@@ -9,7 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsim.baseline import METRICS, MadeOf, fingerprint, make_baseline, read_baseline, spans, write_baseline
+from specsim.baseline import (
+    FLOORS,
+    METRICS,
+    MadeOf,
+    fingerprint,
+    make_baseline,
+    note_floors,
+    read_baseline,
+    spans,
+    write_baseline,
+)
 from specsim.types import SpecsimError
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +96,14 @@ def test_results_of_a_sweep_are_read_as_a_baseline(tmp_path):
     made = make_baseline(frame)
     assert read_baseline(tmp_path) == read_baseline(tmp_path / "results.parquet") == made
     assert (made.command, made.inputs, made.settings) == ("", [], {})
+    assert made.floors == list(FLOORS)
+    note_floors(frame, [120, 200.5])  # as pareto does
+    frame.to_parquet(tmp_path / "results.parquet", index=False)
+    assert read_baseline(tmp_path).floors == [120.0, 200.5]
+    for odd in ("120", [], [-1.0], [True]):
+        frame.attrs["specsim floors"] = odd
+        assert make_baseline(frame).floors == list(FLOORS)
+    assert make_baseline(frame, floors=[7]).floors == [7.0]
 
 
 def broken(**changes):

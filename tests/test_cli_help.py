@@ -2,13 +2,14 @@
 
 import runpy
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import typer
 from rich.text import Text
 
-from specsim.cli import app
+from specsim.cli import app, main
 
 
 def verbs(group=None, words=()):
@@ -26,6 +27,18 @@ def test_no_brackets_are_lost_in_the_help(words, command):
     """Help is rich's markup: what stands in brackets is a style, unless it is escaped."""
     for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
         assert Text.from_markup(text or "").plain == (text or "").replace("\\[", "[")
+
+
+def test_without_arguments_the_help_shows_and_the_version_is_told(run, capsys, monkeypatch):
+    """It was a traceback once: what no test called."""
+    code, out, err = run()
+    assert (code, err) == (2, "")
+    assert "Usage: specsim" in out
+    monkeypatch.setattr("sys.argv", ["specsim"])  # as a shell calls it
+    with pytest.raises(SystemExit):
+        main()
+    assert "Usage: specsim" in capsys.readouterr().out
+    assert run("--version")[:2] == (0, f"specsim {version('specsim')}\n")
 
 
 def test_the_help_names_the_extra_that_an_import_needs(run):

@@ -87,6 +87,7 @@ def test_an_empty_path_is_not_this_folder(
     monkeypatch.chdir(tmp_path)
     for verb in ("simulate", "pareto", "report", "baseline"):
         assert mistake(run, verb, *BASE, "--closed", "1", *empty) == "error: --out: expected a path, got ''\n"
+        assert mistake(run, verb, *BASE, "--profile", "") == "error: --profile: expected a path, got ''\n"
     assert not any(tmp_path.iterdir())
 
 

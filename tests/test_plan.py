@@ -285,7 +285,7 @@ def test_tokens_of_users_are_those_at_the_load_that_replicas_have(users):
         ({"users": 1, "tiers": []}, "tiers: expected at least one"),
         ({"users": 1, "slo": ss.SLO(ttft=1)}, "expected tiers or slo, not both"),
         ({"users": 1, "gpu_price": 0.0}, "gpu_price: expected dollars above 0"),
-        ({"users": 1, "gpu_price": [1.0, 2.0]}, "gpu_price: expected one, or one for each of 1"),
+        ({"users": 1, "gpu_price": [1.0, 2.0]}, "gpu_price: expected one, or one a profile, got 2 for 1"),
         ({"users": 1, "policy": [ss.NoSpec(), ss.NoSpec()]}, "NoSpec\\(\\) is given twice"),
         ({"users": 1, "base": small(replicas=2)}, "replicas: expected 1"),
     ],

@@ -11,6 +11,7 @@ from specsim.types import SLO, SpecsimError
 
 def test_a_tier_as_it_is_typed():
     tier = parse_tier("pro: interactivity>=80@p10, ttft<=1s@p95, e2e <= 250ms, share=0.3")
+    assert parse_tier("pro: interactivity>=80@p10, ttft<=1s@p95, e2e <= 250ms, share = 30%") == tier
     assert tier == Tier(
         "pro", (Bound("interactivity", "p10", 80), Bound("ttft", "p95", 1.0), Bound("e2e", "p90", 0.25)), 0.3
     )
@@ -37,9 +38,11 @@ def test_a_tier_as_it_is_typed():
         ("pro: ttft<=1e999s", "expected a number above 0"),
         ("pro: ttft<=1s, ttft<=2s", "ttft@p90 is given twice"),
         ("pro: share=0.5", "expected at least one bound"),
-        ("pro: ttft<=1s, share=2", "share: expected above 0 and at most 1, got '2'"),
+        ("pro: ttft<=1s, share=2", "share: expected above 0 and at most 1, such as 0.3 or 30%, got '2'"),
         ("pro: ttft<=1s, share=nan", "share: expected above 0"),
         ("pro: ttft<=1s, share=much", "share: expected above 0"),
+        ("pro: ttft<=1s, share=200%", "share: expected above 0"),
+        ("pro: ttft<=1s, share=%", "share: expected above 0"),
         ("pro: ttft<=1s, share=0.1, share=0.2", "share is given twice"),
     ],
 )

@@ -217,6 +217,31 @@ def test_percentiles_of_few_requests_are_noted_once():
     assert not any("fewer than" in note for note in ss.plan(enough, POLICIES, tiers[:1], **given).notes)
 
 
+def test_what_is_hardly_known_or_seen_in_part_is_said():
+    """Two seeds that differ, and trials of a hundred requests of more users than that."""
+    given = {"users": 9, "seeds": [0, 1], "jobs": 1, "sensitivity": False}
+    for measured, told in ((12, True), (1100, False)):
+        base = small(ss.ClosedLoop(1, 8, 32, measured=measured))
+        notes = ss.plan(base, POLICIES, ["a: interactivity>=60@p10"], **given).notes
+        assert any(note.startswith(f"trials of as few as {measured} requests of ") for note in notes) == told
+    given |= {"users": None, "rate": 9}
+    for cv, told in ((2.0, False), (8.0, True)):
+        base = small(ss.Gamma(1.0, cv, 100, 8, ss.LogNormal(40, 1.0)))
+        answer = ss.plan(base, [ss.NoSpec()], ["a: ttft<=100ms@p99"], **given)
+        assert any("NoSpec() in a: its load is hardly known (" in note for note in answer.notes) == told
+
+
+@pytest.mark.parametrize("bound", ["interactivity>=1e6", "tpot<=1us"])
+def test_a_promise_that_nothing_measures_is_refused(bound):
+    """Answers of one token have no speed: any promise of it was kept."""
+    base = small(ss.ClosedLoop(1, 8, 1, measured=20))
+    given = {"users": 9, "seeds": [0], "jobs": 1, "sensitivity": False}
+    words = f"tier 'a': {bound.partition('>')[0].partition('<')[0]}: no request has any where answers are of one token"
+    with pytest.raises(SpecsimError, match=f"^{words}$"):
+        ss.plan(base, [ss.NoSpec()], [f"a: {bound}".replace("1us", "0.001ms")], **given)
+    assert ss.plan(base, [ss.NoSpec()], ["a: ttft<=9s"], **given).gpus == 1
+
+
 def test_what_was_tried_in_vain_is_said_as_it_was():
     """Bursts do not thin out with the rate: not even the lightest load is a request alone."""
     given = {"rate": 5.0, "seeds": [0], "jobs": 1, "sensitivity": False}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -67,8 +69,18 @@ validate.command("live")(living.live)
 app.add_typer(validate, name="validate")
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"specsim {version('specsim')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _top() -> None:
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     pass
 
 
@@ -76,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit codes: 0, 1 (a check failed), 2 (bad input), 130 (interrupted)."""
     try:
         check_no_empty(sys.argv[1:] if arguments is None else arguments)
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False, prog_name="specsim")
     except SpecsimError as error:
         code = _fail(str(error))
     except typer.TyperException as error:  # usage: unknown option, missing value

@@ -72,7 +72,8 @@ def parse_workloads(
     kinds = {"--closed": closed, "--poisson": poisson, "--ramp": ramp, "--arrivals": arrivals}
     given = [name for name, value in kinds.items() if value is not None]
     if len(given) != 1:
-        raise SpecsimError(f"workload: expected one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}")
+        hint = " (--rate scales --arrivals; requests/s of a Poisson process are --poisson)" * (rate is not None)
+        raise SpecsimError(f"workload: expected one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}{hint}")
     unused = {
         "--rate": rate is not None and arrivals is None,
         "--cv": cv != 1 and poisson is None and (closed is None or think == 0),

@@ -11,7 +11,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from specsim.baseline import note_made_of, read_results
+from specsim.baseline import note_floors, note_made_of, read_results
 from specsim.cli import show
 from specsim.cli.base import base_of
 from specsim.cli.inputs import is_said, parse_numbers
@@ -181,6 +181,7 @@ def pareto(
         base = base_of(base, [repr(policy) for policy in built[1]], options)  # before the runs, which may take long
         frame = _sweep(options, built, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     warn_window(frame, needed=True)
+    note_floors(frame, floors)
     front = make_front(frame)
     over = base or front.policies[0]
     sold = {"all": sla_table(front, floors, base)}
@@ -192,7 +193,10 @@ def pareto(
     for table in (*sold_tables(front, sold["all"], width), *gains):
         show.console().print(table)
     if len(front.policies) > 1 and not gains:
-        show.console().print(f"note: no gains: {over} sells nothing at these floors (--base takes them over another)")
+        bounded = sold["all"].loc[sold["all"]["policy"] == over, "at_least"].notna().any()
+        why = "sells more than the loads simulated show: heavier ones would tell" if bounded else "sells nothing"
+        more = "" if bounded else " (--base takes them over another)"
+        show.console().print(f"note: no gains: at these floors {over} {why}{more}")
     tables = pd.concat(table.assign(domain=domain) for domain, table in sold.items())
     crossed = crossovers(front)
     for line in crossover_lines(front):
