@@ -48,6 +48,13 @@ def told_twice(label: str, schedulers: Iterable[Any]) -> str:
     return text
 
 
+def several(name: str, given: Any) -> list[Any]:
+    """``given`` as a list; SpecsimError, in the argument's ``name``, for one thing where several are expected."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise SpecsimError(f"{name}: expected several, in a list, got {type(given).__name__} {given!r:.60}")
+    return list(given)
+
+
 def check_callable(scheduler: Any) -> None:
     """SpecsimError unless ``scheduler`` can be called with a view, or has a start() that returns what can."""
     name = scheduler_name(scheduler)

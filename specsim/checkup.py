@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from specsim.asking import several
 from specsim.blocktrace import TOTAL, Trace
 from specsim.engine import Policy, Scenario
 from specsim.metrics import window_warning
@@ -229,7 +230,7 @@ def gamma_check(base: Scenario, load: float, seeds: Iterable[int] = range(3), jo
         raise SpecsimError("gamma_check: expected a scenario with a drafter (--trace)")
     lengths = range(1, drafter.gamma + 1)
     policies = [Policy(NoSpec()), *(Policy(StaticGamma(k), replace(drafter, gamma=k, name="")) for k in lengths)]
-    seeds = list(seeds)
+    seeds = several("seeds", seeds)
     workload = at_load(base.workload, load)
     frame = sweep(replace(base, workload=workload), policies, seeds=seeds, jobs=jobs)
     frame = frame[frame["domain"] == TOTAL]

@@ -39,6 +39,10 @@ class Policy:
     scheduler: Any
     drafter: Drafter | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafter, Drafter | None):
+            raise SpecsimError(f"Policy: drafter: expected what load_drafter returns, got {self.drafter!r:.60}")
+
     def __repr__(self) -> str:
         name = scheduler_name(self.scheduler)
         return f"{name}@{self.drafter.name}" if self.drafter is not None and self.drafter.name else name

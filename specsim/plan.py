@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from specsim.asking import scheduler_name, told_twice
+from specsim.asking import scheduler_name, several, told_twice
 from specsim.capacity import Ask, Case, Trials, find
 from specsim.engine import Policy, Scenario
 from specsim.hardware import Profile
@@ -66,7 +66,7 @@ def plan(
     demand above MOST_DEMAND, headroom above MOST_HEADROOM (1,000 %), a drafter that leaves no KV cache, a scheduler
     that answers otherwise when the same seed is run again.
     """
-    seeds = list(seeds)
+    seeds = several("plan: seeds", seeds)
     asked = _check(base, tiers, slo, rate, users, headroom, seeds)
     closed, demand = users is not None, float(users if users is not None else rate or 0)
     given = [base.profile] if profiles is None else list(profiles)
@@ -75,7 +75,7 @@ def plan(
     trials = Trials(grid(closed, most_users(replace(base, workload=workload))), jobs, progress)
     begin = trials.grid.near(start) if start else trials.grid.near(16 if closed else 4)
     pools = (merged(asked),) if shared else asked
-    policies = default_policies(base) if policy is None else list(policy)
+    policies = default_policies(base) if policy is None else several("plan: policy", policy)
     for profile in given:
         check_memory(base, profile)
     cases = [_cases(replace(base, profile=profile, workload=workload), policies) for profile in given]

@@ -9,7 +9,7 @@ from typing import Any
 import joblib
 import pandas as pd
 
-from specsim.asking import told_twice
+from specsim.asking import several, told_twice
 from specsim.engine import Policy, Scenario, simulate
 from specsim.metrics import summarize
 from specsim.parallel import side_by_side
@@ -39,9 +39,9 @@ def sweep(
     Raises SpecsimError for one that answers otherwise the second time (the table could not be made again), for none or
     twice the same policy, and where a scenario cannot run.
     """
-    policies = list(policy) if policy is not None else [base.scheduler]
-    workloads = list(workload) if workload is not None else [base.workload]
-    seeds = list(seeds)
+    policies = several("policy", policy) if policy is not None else [base.scheduler]
+    workloads = several("workload", workload) if workload is not None else [base.workload]
+    seeds = several("seeds", seeds)
     if not policies or not workloads or not seeds:
         raise SpecsimError("expected at least one policy, one workload and one seed")
     if jobs == 0 or jobs < -1:

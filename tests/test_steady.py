@@ -131,3 +131,22 @@ class Forgets:
 def test_what_is_no_scheduler_is_told_as_elsewhere(scheduler, words):
     with pytest.raises(SpecsimError, match=f"^{words}"):
         ss.sweep(scenario(), [scheduler], jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"policy": Seeded()}, r"policy: expected several, in a list, got Seeded Seeded\(seed=0\)"),
+        ({"policy": "NoSpec"}, "policy: expected several, in a list, got str 'NoSpec'"),
+        ({"workload": ss.ClosedLoop(4)}, "workload: expected several, in a list, got ClosedLoop ClosedLoop"),
+        ({"seeds": 3}, "seeds: expected several, in a list, got int 3"),
+    ],
+)
+def test_one_thing_where_several_are_expected_is_told(given, words):
+    with pytest.raises(SpecsimError, match=f"^{words}"):
+        ss.sweep(scenario(), **{"jobs": 1} | given)
+
+
+def test_a_policys_drafter_is_no_file_name():
+    with pytest.raises(SpecsimError, match=r"^Policy: drafter: expected what load_drafter returns, got 'a.json'"):
+        ss.Policy(ss.MTP1(), "a.json")
