@@ -77,6 +77,24 @@ def test_a_scheduler_that_looks_at_no_confidence(run):
     assert "3 steps" not in out
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "verified", "words"),
+    [
+        ("TETRIS(64)", "all", "In every instance it verified all drafts: what it does when it verifies fewer was not"),
+        ("TETRIS(0)", "none", "In no instance did it verify a draft: what it does when it verifies some was not met."),
+        ("DSparkGreedy", "some", None),
+        ("StaticGamma(2)", "some", None),
+        ("StaticGamma(0)", "none", None),
+    ],
+)
+def test_a_rule_that_was_never_met_is_told(run, tmp_path, scheduler, verified, words):
+    code, out, _ = run("audit", scheduler, *FEW, "--steps", "1", "--json", tmp_path / "a.json")
+    assert code == 0
+    assert ("In every instance" in out or "In no instance did it verify" in out) == (words is not None)
+    assert (words or "") in out
+    assert json.loads((tmp_path / "a.json").read_text())["verified"] == verified
+
+
 def test_of_long_blocks_it_says_what_it_did_not_look_at(run):
     code, out, _ = run("audit", "StaticGamma(7)", "--instances", "64", "--histories", "32", "--steps", "4")
     assert code == 0

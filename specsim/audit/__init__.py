@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from specsim.types import SpecsimError
 
 __all__ = ["CONFIDENCES", "MOST_STEPS", "TOLERANCE", "Audit", "Counterexample", "Size", "audit"]
 
+Verified = Literal["all", "some", "none"]
 TOLERANCE = 1e-12
 PLAIN, PLAIN_LONG = (50, 160), (12, 24)
 """Instances of plain numbers of each size, of one step and of several: those, one more for each drawn one, at most."""
@@ -39,14 +40,16 @@ class Audit:
 
     ``tv``: the largest total variation met between the law of the first output tokens and the target's; ``lossless`` if
     it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and drawn
-    ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``sizes`` were looked at,
-    smallest first; the first with a difference is the last. ``not_looked_at``: what the length of its blocks, or the
-    numbers asked for, left out, in words (nothing of one that is not lossless).
+    ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``verified``: "all" if it
+    verified all drafts of every request each time, "none" if it never verified one, else "some". ``sizes`` were looked
+    at, smallest first; the first with a difference is the last. ``not_looked_at``: what the length of its blocks, or
+    the numbers asked for, left out, in words (nothing of one that is not lossless).
     """
 
     scheduler: str
     confidence: str
     reads_confidence: bool
+    verified: Verified
     tv: float
     instances: int
     histories: int
@@ -80,6 +83,7 @@ class Audit:
             "scheduler": self.scheduler,
             "confidence": self.confidence,
             "reads_confidence": self.reads_confidence,
+            "verified": self.verified,
             "lossless": self.lossless,
             "tv": self.tv,
             "tolerance": TOLERANCE,
@@ -160,7 +164,9 @@ def audit(
     sizes = [size for size, *_ in seen]
     missing = () if case else not_looked_at(sizes, steps)
     counts = done[False], done[True], asked.calls
-    return Audit(asked.name, confidence, asked.reads_confidence, largest, *counts, tuple(sizes), missing, case)
+    verified: Verified = "none" if not asked.verified else "some" if asked.left_out else "all"
+    looked = asked.reads_confidence, verified
+    return Audit(asked.name, confidence, *looked, largest, *counts, tuple(sizes), missing, case)
 
 
 def check_numbers(confidence: str, instances: int, histories: int, steps: int, seed: int) -> None:

@@ -61,7 +61,10 @@ class AuditView(StepView):
 
 
 class Asked:
-    """A scheduler, and what it said: each distinct question is put once, or twice where ``twice`` is set."""
+    """A scheduler, and what it said: each distinct question is put once, or twice where ``twice`` is set.
+
+    ``left_out`` and ``verified``: whether it ever left out a draft that it could verify, and whether it verified one.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
@@ -70,6 +73,7 @@ class Asked:
         self.looks_back = self.looked = False
         self.may_look_back = getattr(scheduler, "uses_previous", True)
         self.reads_confidence = False
+        self.left_out = self.verified = False
         self.twice = False
         self.calls = 0
         self.answers: dict[tuple[History, Seen], Lens] = {}
@@ -89,6 +93,8 @@ class Asked:
             answer = self._ask(history, seen)
             if self.twice and (answer != self._ask(history, seen)).any():
                 self._unsteady()
+            self.left_out |= bool(answer.min() < self.gamma)
+            self.verified |= bool(answer.max() > 0)
             self.answers[key] = answer
         return self.answers[key]
 

@@ -19,6 +19,10 @@ TOLD = {
     "head": "a head's, any function of the tokens before each draft token, right or wrong",
     "draft_prob": "the drafter's own probability of each draft token",
 }
+ALWAYS = {
+    "all": "In every instance it verified all drafts: what it does when it verifies fewer was not met.",
+    "none": "In no instance did it verify a draft: what it does when it verifies some was not met.",
+}
 
 
 def audit(
@@ -86,6 +90,8 @@ def _lines(done: Audit) -> list[str]:
     lines = [str(done)]
     if done.reads_confidence:
         lines += ["", f"Confidences: {TOLD[done.confidence]}."]
+        if done.lossless and done.verified in ALWAYS:
+            lines.append(ALWAYS[done.verified])
     elif done.lossless:
         lines += [
             "",
