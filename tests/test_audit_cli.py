@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import specsim as ss
 from specsim.cli import show
 
 FEW = ("--instances", "120", "--histories", "4")
@@ -75,6 +76,15 @@ def test_a_scheduler_that_looks_at_no_confidence(run):
     assert ". Not looked at: memory from step to step (steps are 1)" in out.splitlines()[0]
     assert "draft_prob" not in out
     assert "3 steps" not in out
+
+
+@pytest.mark.parametrize("scheduler", [ss.schedulers.DSparkGreedy(), ss.DCut(), ss.TETRIS(64), ss.StaticGamma(2)])
+@pytest.mark.parametrize("confidence", ["head", "draft_prob"])
+def test_python_prints_what_the_command_prints(run, scheduler, confidence):
+    found = ss.audit(scheduler, instances=120, histories=4, confidence=confidence)
+    code, out, _ = run("audit", repr(scheduler), *FEW, "--confidence", confidence)
+    assert code == (0 if found.lossless else 1)
+    assert out == f"{found}\n"
 
 
 @pytest.mark.parametrize(

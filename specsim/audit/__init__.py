@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from specsim.asking import check_callable
 from specsim.audit.case import Counterexample, explained
+from specsim.audit.found import TOLERANCE, Audit, Verified
 from specsim.audit.law import Asked, distance_of
 from specsim.audit.models import CONFIDENCES, Confidence, Instance, drawn, plain
 from specsim.audit.simpler import simplified
@@ -26,74 +26,10 @@ from specsim.types import SpecsimError
 
 __all__ = ["CONFIDENCES", "MOST_STEPS", "TOLERANCE", "Audit", "Counterexample", "Size", "audit"]
 
-Verified = Literal["all", "some", "none"]
-TOLERANCE = 1e-12
 PLAIN, PLAIN_LONG = (50, 160), (12, 24)
 """Instances of plain numbers of each size, of one step and of several: those, one more for each drawn one, at most."""
 TWICE = 20
 """Drawn instances of each size in which each question is put twice, as it is in all plain ones."""
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found.
-
-    ``tv``: the largest total variation met between the law of the first output tokens and the target's; ``lossless`` if
-    it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and drawn
-    ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``verified``: "all" if it
-    verified all drafts of every request each time, "none" if it never verified one, else "some". ``sizes`` were looked
-    at, smallest first; the first with a difference is the last. ``not_looked_at``: what the length of its blocks, or
-    the numbers asked for, left out, in words (nothing of one that is not lossless).
-    """
-
-    scheduler: str
-    confidence: str
-    reads_confidence: bool
-    verified: Verified
-    tv: float
-    instances: int
-    histories: int
-    questions: int
-    sizes: tuple[Size, ...]
-    not_looked_at: tuple[str, ...]
-    counterexample: Counterexample | None
-
-    @property
-    def lossless(self) -> bool:
-        """Whether no instance showed a difference. That is no proof: larger ones were not looked at."""
-        return self.counterexample is None
-
-    def __str__(self) -> str:
-        if self.counterexample is not None:
-            found = f"{self.scheduler} is not lossless: total variation up to {self.tv:.4g}"
-            return f"{found}. Smallest counterexample:\n\n{self.counterexample}"
-        steps = sorted({s.steps for s in self.sizes if s.steps > 1})
-        several = f" and {self.histories:,} of {' or '.join(map(str, steps))}" if self.histories else ""
-        gammas = [size.gamma for size in self.sizes]
-        blocks = f"{min(gammas)}" + (f"–{max(gammas)}" if max(gammas) > min(gammas) else "")
-        missing = f". Not looked at: {'; '.join(self.not_looked_at)}" if self.not_looked_at else ""
-        return (
-            f"{self.scheduler} is lossless in {self.instances:,} instances of one step{several}, blocks of {blocks}: "
-            f"total variation at most {self.tv:.1g}{missing}"
-        )
-
-    def data(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {
-            "scheduler": self.scheduler,
-            "confidence": self.confidence,
-            "reads_confidence": self.reads_confidence,
-            "verified": self.verified,
-            "lossless": self.lossless,
-            "tv": self.tv,
-            "tolerance": TOLERANCE,
-            "instances": self.instances,
-            "histories": self.histories,
-            "questions": self.questions,
-            "sizes": [vars(size) for size in self.sizes],
-            "not_looked_at": list(self.not_looked_at),
-            "counterexample": None if self.counterexample is None else self.counterexample.data(),
-        }
 
 
 def audit(

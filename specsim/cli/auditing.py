@@ -7,22 +7,12 @@ from typing import Annotated
 
 import typer
 
-from specsim.audit import MOST_STEPS, Audit, Size
+from specsim.audit import MOST_STEPS
 from specsim.audit import audit as run_audit
 from specsim.audit.models import CONFIDENCES
-from specsim.audit.sizes import fewer
 from specsim.cli import show
 from specsim.cli.inputs import one_of, parse_scheduler, policy_files
 from specsim.files import check_apart, check_output
-
-TOLD = {
-    "head": "a head's, any function of the tokens before each draft token, right or wrong",
-    "draft_prob": "the drafter's own probability of each draft token",
-}
-ALWAYS = {
-    "all": "In every instance it verified all drafts: what it does when it verifies fewer was not met.",
-    "none": "In no instance did it verify a draft: what it does when it verifies some was not met.",
-}
 
 
 def audit(
@@ -81,46 +71,6 @@ def audit(
         )  # fmt: skip
     if json is not None:
         show.write_json_file(json, done.data())
-    show.console().print("\n".join(_lines(done)), soft_wrap=True)
+    show.console().print(str(done), soft_wrap=True)
     if not done.lossless:
         raise typer.Exit(1)
-
-
-def _lines(done: Audit) -> list[str]:
-    lines = [str(done)]
-    if done.reads_confidence:
-        lines += ["", f"Confidences: {TOLD[done.confidence]}."]
-        if done.lossless and done.verified in ALWAYS:
-            lines.append(ALWAYS[done.verified])
-    elif done.lossless:
-        lines += [
-            "",
-            "In no instance did it look at a confidence: if it ever should, the case that matters was not reached.",
-        ]
-    if done.lossless:
-        steps = sorted({size.steps for size in done.sizes})
-        lines.append("Sizes: " + "; ".join(_sizes([s for s in done.sizes if s.steps == n]) for n in steps) + ".")
-        share = max(map(fewer, done.sizes))
-        if share > 1:
-            longest = max(size.gamma for size in done.sizes)
-            lines.append(f"Of blocks of {longest}, one drawn for each {share} asked for.")
-        lines.append(
-            "Exact for each of these instances, and no proof for others: what happens only with more requests, in "
-            "longer blocks or after more steps was not met."
-        )
-        if done.reads_confidence and done.confidence == "head":
-            lines.append(
-                "If its confidences are the drafter's probability of each token, audit --confidence draft_prob too."
-            )
-    return lines
-
-
-def _sizes(sizes: list[Size]) -> str:
-    def span(values: list[int]) -> str:
-        return f"{min(values)}" if min(values) == max(values) else f"{min(values)}–{max(values)}"
-
-    steps = sizes[0].steps
-    return (
-        f"{steps} step{'s' * (steps > 1)}: vocabulary {span([s.vocabulary for s in sizes])}, blocks of "
-        f"{span([s.gamma for s in sizes])}, requests {span([s.requests for s in sizes])}"
-    )
