@@ -223,6 +223,43 @@ def test_a_drawn_counterexample_is_made_plain():
     assert case.tv > 0.1
 
 
+def band(view):
+    """Verifies nothing where the last confidence of any request lies in a narrow band, and else everything."""
+    last = view.confidence[:, -1]
+    return np.full(view.num_seqs, 0 if ((last > 0.612) & (last < 0.614)).any() else view.gamma)
+
+
+def test_a_request_that_plays_no_part_is_left_out():
+    found = ss.audit(band, instances=1000, histories=0, seed=1)
+    assert found.sizes[-1].requests == 2
+    case = found.counterexample
+    assert (len(case.instance.decoders), len(case.instance.seconds)) == (1, 3)
+    assert case.requests == case.decoding == (0,)
+    assert case.tv > 0.05
+    assert "blocks of 2, 1 request, 1 step;" in str(found)
+    assert "request 2" not in str(found)
+    data = case.data()
+    assert (data["requests"], len(data["request_ids"]), data["present"]) == (1, 1, [[True]])
+
+
+def test_steps_that_play_no_part_are_left_out_and_what_does_is_kept():
+    class Second:
+        def start(self):
+            steps = itertools.count(1)
+            return lambda view: GlobalArgmax()(view) if next(steps) == 2 else np.zeros(view.num_seqs, dtype=int)
+
+    left = []
+    for scheduler, requests in ((Second(), 1), (crossed, 2)):
+        rng, asked = np.random.default_rng(7), Asked(scheduler)
+        instances = (drawn(Size(2, 2, requests, 3), "head", rng) for _ in range(200))
+        bent = next(i for i in instances if distance_of(i, asked) > 0.005)
+        simpler = simplified(bent, asked, 1e-12)
+        assert distance_of(simpler, asked) > distance_of(bent, asked) / 20 > 1e-4
+        assert len(simpler.prompts) == simpler.steps
+        left.append((len(simpler.decoders), simpler.steps))
+    assert left == [(1, 2), (2, 1)]
+
+
 # The law by another way: every path on its own, in plain Python
 
 

@@ -28,8 +28,9 @@ class Audit:
     it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and drawn
     ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``verified``: "all" if it
     verified all drafts of every request each time, "none" if it never verified one, else "some". ``sizes`` were looked
-    at, smallest first; the first with a difference is the last. ``not_looked_at``: what the length of its blocks, or
-    the numbers asked for, left out, in words (nothing of one that is not lossless).
+    at, smallest first; the first with a difference is the last. ``counterexample``: of that size, or smaller where a
+    request or steps of it played no part. ``not_looked_at``: what the length of its blocks, or the numbers asked for,
+    left out, in words (nothing of one that is not lossless).
     """
 
     scheduler: str
