@@ -154,6 +154,14 @@ def test_the_appendix_of_the_paper(run, tmp_path):
     assert case["decoders"][0]["confidence"] == [[[0.8, 0.8]], [[0.9, 0.9, 0.0, 0.0]]]
 
 
+def test_why_is_told_of_the_request_whose_law_is_shown(run):
+    code, out, _ = run("audit", "TETRIS(2)", *FEW, "--confidence", "draft_prob")
+    assert code == 1
+    assert "first token of request 1  target  output" in out
+    assert "Why: whether request 1's draft token 1 is verified depends on what it is, or on what follows it" in out
+    assert "it is verified in aa and not in ba, beside aa." in out
+
+
 def test_the_same_call_writes_the_same_bytes(run, tmp_path):
     paths = [tmp_path / name for name in ("one.json", "two.json")]
     printed = [run("audit", "Threshold(0.5)", *FEW, "--seed", "3", "--json", path)[1] for path in paths]
