@@ -575,10 +575,41 @@ def test_hidden_memory_is_noticed_in_long_blocks():
 
 
 def test_a_schedulers_gamma_makes_blocks_longer():
-    assert {s.gamma for s in ss.audit(StaticGamma(3), **FEW).sizes} == {3}
+    assert {s.gamma for s in ss.audit(StaticGamma(8), instances=2, histories=2).sizes} == {8}
+    assert {s.gamma for s in ss.audit(StaticGamma(2), **FEW).sizes} == {2, 3}
     found = ss.audit(StaticGamma(6), instances=20, histories=4)
-    assert {(s.vocabulary, s.gamma, s.requests) for s in found.sizes} == {(2, 6, 1), (2, 6, 2)}
+    assert {(s.vocabulary, s.gamma, s.requests) for s in found.sizes} == {(2, 6, 1), (2, 6, 2), (2, 7, 1)}
     assert {s.gamma for s in ss.audit(MTP1(), **FEW).sizes} == {1}
+
+
+@pytest.mark.parametrize("gamma", [3, 7])
+def test_one_with_a_gamma_is_audited_in_blocks_one_longer(gamma):
+    """It can be run on them: without exact_gamma, gamma is the least length of a block."""
+
+    class Peeks:
+        def __call__(self, view):
+            more = view.confidence[:, self.gamma] > 0.5 if view.gamma > self.gamma else np.ones(view.num_seqs, bool)
+            return np.where(more, self.gamma, 0)
+
+    Peeks.gamma = gamma
+    found = ss.audit(Peeks(), instances=1000, histories=0)
+    assert found.sizes[-1] == Size(2, gamma + 1, 1, 1)
+    assert found.counterexample.instance.decoders[0].gamma == gamma + 1
+    Peeks.exact_gamma = gamma
+    assert ss.audit(Peeks(), instances=16, histories=0).lossless
+
+
+class Full:
+    """Verifies all that its gamma allows, whatever the confidences."""
+
+    gamma = 3
+
+    def __call__(self, view):
+        return np.full(view.num_seqs, 3 if view.confidence.size else 0)
+
+
+def test_all_that_its_gamma_allows_is_all():
+    assert ss.audit(Full(), instances=16, histories=0).verified == "all"
 
 
 def test_progress_is_told():

@@ -93,7 +93,7 @@ def test_python_prints_what_the_command_prints(run, scheduler, confidence):
         ("TETRIS(64)", "all", "In every instance it verified all drafts: what it does when it verifies fewer was not"),
         ("TETRIS(0)", "none", "In no instance did it verify a draft: what it does when it verifies some was not met."),
         ("DSparkGreedy", "some", None),
-        ("StaticGamma(2)", "some", None),
+        ("StaticGamma(2)", "all", None),
         ("StaticGamma(0)", "none", None),
     ],
 )
@@ -109,13 +109,16 @@ def test_of_long_blocks_it_says_what_it_did_not_look_at(run):
     code, out, _ = run("audit", "StaticGamma(7)", "--instances", "64", "--histories", "32", "--steps", "4")
     assert code == 0
     first, *_ = out.splitlines()
-    assert ", blocks of 7: total variation at most " in first
+    assert ", blocks of 7–8: total variation at most " in first
     assert first.endswith(
         "Not looked at: a vocabulary of 3, one request in more than 3 steps, two requests in several steps "
         "(γ = 7 is too long to enumerate)"
     )
-    assert "1 step: vocabulary 2, blocks of 7, requests 1–2; 3 steps: vocabulary 2, blocks of 7, requests 1." in out
-    assert "Of blocks of 7, one drawn for each 16 asked for." in out
+    assert (
+        "Sizes: 1 step: vocabulary 2, blocks of 7, requests 1–2, and blocks of 8 of one request in vocabulary 2; "
+        "3 steps: vocabulary 2, blocks of 7, requests 1." in out
+    )
+    assert "Of blocks of 7, one drawn for each 16, of blocks of 8, one drawn for each 32 asked for." in out
 
 
 def test_the_help_names_the_limits(run):
@@ -124,7 +127,7 @@ def test_the_help_names_the_limits(run):
     for words in (
         "Not looked at, and so never found",
         "three requests or more",
-        "up to 8",
+        "with a gamma of 3 to 8, others than those and, of one request in one step, one longer",
         "remembered outside start()",
     ):
         assert words in said

@@ -44,13 +44,14 @@ def audit(
 ) -> Audit:
     """Work out whether ``scheduler`` keeps the target's law, in small decoders with real rejection sampling.
 
-    ``confidence`` is what it is told of draft token k: "head", any function of the tokens before k (right or wrong), or
-    "draft_prob", the drafter's own probability of token k. ``instances`` of one step (vocabulary 2 and 3, γ 1 to 3, one
-    or two requests) and ``histories`` of ``steps`` steps, 1 to 6 (vocabulary 2, γ 1 and 2; requests join late or pause;
-    two of them in 4 steps at most) are drawn with ``seed``, beside some of plain numbers. A scheduler's ``gamma``, up
-    to 8, makes blocks longer: of γ = 4 half as many are drawn, of 5 a quarter and so on, in fewer steps (``Size``).
-    ``progress(done, total)`` is called as they are worked out. Sizes come smallest first, and the first with a
-    difference ends the audit.
+    ``confidence`` is what it is told of draft token k: "head", any function of the tokens before k (right or wrong),
+    or "draft_prob", the drafter's own probability of token k. ``instances`` of one step (vocabulary 2 and 3, γ 1 to
+    3, one or two requests) and ``histories`` of ``steps`` steps, 1 to 6 (vocabulary 2, γ 1 and 2; requests join late
+    or pause; two of them in 4 steps at most) are drawn with ``seed``, beside some of plain numbers. A scheduler's
+    ``gamma``, up to 8, makes blocks longer: of γ = 4 half as many are drawn, of 5 a quarter and so on, in fewer steps
+    (``Size``); from 3 on they are of that length and, of one request in one step, one longer. ``progress(done,
+    total)`` is called as they are worked out. Sizes come smallest first, and the first with a difference ends the
+    audit.
 
     SpecsimError: what is no scheduler, an oracle, blocks too long, an answer that is no draft length, or that chance or
     hidden memory changes.

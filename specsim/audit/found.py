@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specsim.audit.case import Counterexample
-from specsim.audit.sizes import Size, fewer
+from specsim.audit.sizes import Size, fewer, one_longer
 
 Verified = Literal["all", "some", "none"]
 TOLERANCE = 1e-12
@@ -24,13 +24,13 @@ ALWAYS = {
 class Audit:
     """What an audit found.
 
-    ``tv``: the largest total variation met between the law of the first output tokens and the target's; ``lossless`` if
-    it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and drawn
-    ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``verified``: "all" if it
-    verified all drafts of every request each time, "none" if it never verified one, else "some". ``sizes`` were looked
-    at, smallest first; the first with a difference is the last. ``counterexample``: of that size, or smaller where a
-    request or steps of it played no part. ``not_looked_at``: what the length of its blocks, or the numbers asked for,
-    left out, in words (nothing of one that is not lossless).
+    ``tv``: the largest total variation met between the law of the first output tokens and the target's; ``lossless``
+    if it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and
+    drawn ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``verified``: "all" if it
+    verified all drafts of every request each time (as many as a field ``gamma`` of its own says), "none" if it never
+    verified one, else "some". ``sizes`` were looked at, smallest first; the first with a difference is the last.
+    ``counterexample``: of that size, or smaller where a request or steps of it played no part. ``not_looked_at``:
+    what the length of its blocks, or the numbers asked for, left out, in words (nothing of one that is not lossless).
     """
 
     scheduler: str
@@ -86,10 +86,10 @@ def _lines(found: Audit) -> list[str]:
     if found.lossless:
         steps = sorted({size.steps for size in found.sizes})
         lines.append("Sizes: " + "; ".join(_sizes([s for s in found.sizes if s.steps == n]) for n in steps) + ".")
-        share = max(map(fewer, found.sizes))
-        if share > 1:
-            longest = max(size.gamma for size in found.sizes)
-            lines.append(f"Of blocks of {longest}, one drawn for each {share} asked for.")
+        shares = {s.gamma: fewer(s) for s in found.sizes if fewer(s) > 1}
+        if shares:
+            told = (f"of blocks of {gamma}, one drawn for each {share}" for gamma, share in sorted(shares.items()))
+            lines.append(f"{', '.join(told).capitalize()} asked for.")
         lines.append(
             "Exact for each of these instances, and no proof for others: what happens only with more requests, in "
             "longer blocks or after more steps was not met."
@@ -116,10 +116,12 @@ def _first(found: Audit) -> str:
 
 
 def _sizes(sizes: list[Size]) -> str:
-    steps = sizes[0].steps
+    steps, longer = sizes[0].steps, [s.gamma for s in sizes if one_longer(s, sizes)]
+    main = [s for s in sizes if not one_longer(s, sizes)]
     return (
-        f"{steps} step{'s' * (steps > 1)}: vocabulary {_span([s.vocabulary for s in sizes])}, blocks of "
-        f"{_span([s.gamma for s in sizes])}, requests {_span([s.requests for s in sizes])}"
+        f"{steps} step{'s' * (steps > 1)}: vocabulary {_span([s.vocabulary for s in main])}, blocks of "
+        f"{_span([s.gamma for s in main])}, requests {_span([s.requests for s in main])}"
+        + "".join(f", and blocks of {gamma} of one request in vocabulary 2" for gamma in longer)
     )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from specsim.asking import ask, fresh, scheduler_name
 from specsim.audit.models import Array, Decoder, Instance, Prompts
+from specsim.audit.sizes import MOST_GAMMA, own_gamma
 from specsim.types import SpecsimError
 from specsim.views import Lens, StepRecord, StepView
 
@@ -63,7 +64,7 @@ class AuditView(StepView):
 class Asked:
     """A scheduler, and what it said: each distinct question is put once, or twice where ``twice`` is set.
 
-    ``left_out`` and ``verified``: whether it ever left out a draft that it could verify, and whether it verified one.
+    ``left_out`` and ``verified``: whether it ever left out a draft, up to its own gamma, and whether it verified one.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -74,6 +75,7 @@ class Asked:
         self.may_look_back = getattr(scheduler, "uses_previous", True)
         self.reads_confidence = False
         self.left_out = self.verified = False
+        self.most = own_gamma(scheduler) or MOST_GAMMA
         self.twice = False
         self.calls = 0
         self.answers: dict[tuple[History, Seen], Lens] = {}
@@ -93,7 +95,7 @@ class Asked:
             answer = self._ask(history, seen)
             if self.twice and (answer != self._ask(history, seen)).any():
                 self._unsteady()
-            self.left_out |= bool(answer.min() < self.gamma)
+            self.left_out |= bool(answer.min() < min(self.gamma, self.most))
             self.verified |= bool(answer.max() > 0)
             self.answers[key] = answer
         return self.answers[key]

@@ -54,9 +54,9 @@ def audit(
     The smallest counterexample is printed. Exit code 0: no difference found; 1: not lossless; 2: bad input.
 
     Not looked at, and so never found: what happens only with three requests or more, in longer blocks (of a scheduler
-    with a gamma, up to 8, those blocks alone), or after more steps than --steps (in blocks of 3 or 4, more than 4; from
-    5 on, more than 3; with two requests, more than 4, 2 or 1); what depends on the time, or is remembered outside
-    start().
+    with a gamma of 3 to 8, others than those and, of one request in one step, one longer), or after more steps than
+    --steps (in blocks of 3 or 4, more than 4; from 5 on, more than 3; with two requests, more than 4, 2 or 1); what
+    depends on the time, or is remembered outside start().
 
     Example: specsim audit DSparkGreedy
     """
