@@ -646,6 +646,15 @@ class Hidden:
         return np.full(view.num_seqs, self.steps % 2)
 
 
+class Weights:
+    """Made for blocks of three, and not said to be for no others."""
+
+    gamma = 3
+
+    def __call__(self, view):
+        return ((view.confidence * np.ones(3)).sum(axis=1) > 9).astype(int)
+
+
 class Loose:
     """Memory that start() does not make anew."""
 
@@ -669,6 +678,14 @@ class Loose:
         (Loose(), "scheduler Loose: answers one and the same view in two ways"),
         (lambda view: np.full(view.num_seqs, 0.5), "expected 1 whole draft lengths within 0..1, got float64"),
         (lambda view: np.full(view.num_seqs, 4), "expected 1 whole draft lengths within 0..1, got int64"),
+        (
+            lambda view: np.full(view.num_seqs, 2),
+            r"within 0..1, got int64 .* \(asked about blocks of 1; a field gamma",
+        ),
+        (
+            Weights(),
+            r"ValueError: .*\(asked about blocks of 4; exact_gamma = 3 would say",
+        ),
         (lambda view: view.survival[:, 9], r"IndexError: index 9 .*blocks of 1; a field gamma would say"),
         (5, "scheduler 5: expected something that can be called with a StepView"),
         (Hidden, r"scheduler Hidden: expected an instance, such as Hidden\(\), got the class"),

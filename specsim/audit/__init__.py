@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from specsim.asking import check_callable
+from specsim.asking import TooLong, check_callable
 from specsim.audit.case import Counterexample, explained
 from specsim.audit.found import TOLERANCE, Audit, Verified
 from specsim.audit.law import Asked, distance_of
 from specsim.audit.models import CONFIDENCES, Confidence, Instance, drawn, plain
 from specsim.audit.simpler import simplified
-from specsim.audit.sizes import MOST_STEPS, Size, not_looked_at, shares, sizes_for
+from specsim.audit.sizes import MOST_STEPS, Size, not_looked_at, own_gamma, shares, sizes_for
 from specsim.types import SpecsimError
 
 __all__ = ["CONFIDENCES", "MOST_STEPS", "TOLERANCE", "Audit", "Counterexample", "Size", "audit"]
@@ -81,8 +81,8 @@ def audit(
             try:
                 tv = distance_of(instance, asked)
             except SpecsimError as error:
-                if isinstance(error.__cause__, IndexError) and not hasattr(scheduler, "gamma"):
-                    hint = f"asked about blocks of {size.gamma}; a field gamma would say which ones it is made for"
+                hint = _hint(scheduler, size.gamma, error)
+                if hint:
                     raise SpecsimError(f"{error} ({hint})") from error
                 raise
             largest = max(largest, tv)
@@ -104,6 +104,18 @@ def audit(
     verified: Verified = "none" if not asked.verified else "some" if asked.left_out else "all"
     looked = asked.reads_confidence, verified
     return Audit(asked.name, confidence, *looked, largest, *counts, tuple(sizes), missing, case)
+
+
+def _hint(scheduler: Any, gamma: int, error: SpecsimError) -> str | None:
+    """What helps where a scheduler cannot do with blocks of ``gamma`` tokens."""
+    own, answered = own_gamma(scheduler), isinstance(error, TooLong)
+    if own_gamma(scheduler, "exact_gamma") is not None:
+        return None
+    if own is None and (answered or isinstance(error.__cause__, IndexError)):
+        return f"asked about blocks of {gamma}; a field gamma would say which ones it is made for"
+    if own is not None and gamma > own and (answered or error.__cause__ is not None):
+        return f"asked about blocks of {gamma}; exact_gamma = {own} would say that it takes no longer ones"
+    return None
 
 
 def check_numbers(confidence: str, instances: int, histories: int, steps: int, seed: int) -> None:
