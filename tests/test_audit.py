@@ -697,13 +697,30 @@ def test_what_cannot_be_audited_is_told_in_one_line(scheduler, words):
     assert "\n" not in str(error.value)
 
 
-def test_a_view_cannot_be_written_to():
+@pytest.mark.parametrize("field", ["confidence", "survival", "request_ids"])
+def test_a_view_cannot_be_written_to(field):
     def cheat(view):
-        view.confidence[:] = 1.0
+        getattr(view, field)[:] = 1
         return np.zeros(view.num_seqs, dtype=int)
 
     with pytest.raises(SpecsimError, match="read-only"):
         ss.audit(cheat, **FEW)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "got"),
+    [("x", "'x'"), (2.5, "2.5"), (True, "True"), (np.ones(2), "ndarray"), (None, None), (np.int64(2), None)],
+)
+@pytest.mark.parametrize("field", ["gamma", "exact_gamma"])
+def test_a_gamma_that_is_no_whole_number_is_refused(field, gamma, got):
+    mine = Hidden() if got else NoSpec()
+    object.__setattr__(mine, field, gamma)
+    if got is None:
+        assert ss.audit(mine, instances=2, histories=0).lossless
+        return
+    with pytest.raises(SpecsimError) as error:
+        ss.audit(mine, **FEW)
+    assert str(error.value) == f"scheduler Hidden: {field}: expected a whole number, got {got}"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,15 @@ def test_progress_shows_after_two_seconds(run, monkeypatch):
         (("StaticGamma(9)",), "gamma: expected blocks of at most 8 tokens, which can be enumerated, got 9"),
         (("None",), "scheduler 'None': expected Name"),
         (("Nobody",), "scheduler 'Nobody': not known, expected one of BatchSizeTable"),
-        (("NoSpec@trace.json",), "scheduler 'NoSpec@trace.json': expected Name"),
+        (
+            ("NoSpec@trace.json",),
+            "'NoSpec@trace.json': an audit takes no @TRACE, as it makes drafters of its own: expected 'NoSpec'",
+        ),
+        (
+            ("StaticGamma(3)@trace.json:3",),
+            "an audit takes no @TRACE, as it makes drafters of its own: expected 'Static",
+        ),
+        (("{mine}:Cut(0.5)@trace.json:3",), "mine.py:Cut(0.5)'"),
         (
             ("{mine}:broken",),
             "scheduler broken: AttributeError: a StepView has no 'nothing'; it has confidence, finishing_prefills, "

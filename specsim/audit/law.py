@@ -142,7 +142,7 @@ class Asked:
             return tuple(StepRecord(view, np.array(past.lens), np.array(past.emitted)) for view, past in views)
 
         return AuditView(
-            np.array(seen.ids),
+            _frozen(np.array(seen.ids)),
             lambda: _frozen(confidence().cumprod(axis=1)),
             self._cost(n, tokens),
             gamma=self.gamma,
@@ -162,7 +162,7 @@ class Asked:
         return lambda drafts: curve.take(drafts, mode="clip")
 
 
-def _frozen(values: Array) -> Array:
+def _frozen(values: NDArray[Any]) -> NDArray[Any]:
     values.flags.writeable = False
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from specsim.audit.models import CONFIDENCES
 from specsim.cli import show
 from specsim.cli.inputs import one_of, parse_scheduler, policy_files
 from specsim.files import check_apart, check_output
+from specsim.types import SpecsimError
 
 
 def audit(
@@ -61,6 +63,12 @@ def audit(
     Example: specsim audit DSparkGreedy
     """
     one_of("--confidence", confidence, CONFIDENCES)
+    on_trace = re.match(r"(.*\.py:)?\s*\w+\s*(\(.*\))?\s*@", scheduler)
+    if on_trace:
+        raise SpecsimError(
+            f"scheduler {scheduler!r}: an audit takes no @TRACE, as it makes drafters of its own: expected "
+            f"{on_trace[0].rstrip('@ ')!r}"
+        )
     check_apart({"--json": json}, {"SCHEDULER": policy_files(scheduler)})
     check_output("--json", json)
     policy = parse_scheduler(scheduler)
