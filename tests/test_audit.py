@@ -687,6 +687,8 @@ class Loose:
             r"ValueError: .*\(asked about blocks of 4; exact_gamma = 3 would say",
         ),
         (lambda view: view.survival[:, 9], r"IndexError: index 9 .*blocks of 1; a field gamma would say"),
+        (ss.WrongCost(Weights()), r"asked about blocks of 4; exact_gamma = 3 would"),
+        (type("No", (NoSpec,), {"exact_gamma": 0})(), "exact_gamma: expected 1 or more, got 0"),
         (5, "scheduler 5: expected something that can be called with a StepView"),
         (Hidden, r"scheduler Hidden: expected an instance, such as Hidden\(\), got the class"),
     ],

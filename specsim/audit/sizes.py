@@ -64,6 +64,8 @@ def sizes_for(scheduler: Any, steps: int) -> tuple[list[Size], list[Size]]:
     """
     exact, own = own_gamma(scheduler, "exact_gamma"), own_gamma(scheduler)
     least = 1 if own is None else own
+    if exact is not None and exact < 1:
+        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: exact_gamma: expected 1 or more, got {exact}")
     if max(exact or 0, least) > MOST_GAMMA:
         raise SpecsimError(
             f"scheduler {scheduler_name(scheduler)}: gamma: expected blocks of at most {MOST_GAMMA} tokens, which can "
