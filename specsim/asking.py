@@ -17,6 +17,10 @@ from specsim.views import Lens, StepView
 Scheduler = Callable[[StepView], Any]
 
 
+class TooLong(SpecsimError):
+    """An answer of whole draft lengths of which one is more than γ."""
+
+
 def scheduler_name(scheduler: Any) -> str:
     """The label of a scheduler: its repr, or the plain name of a function or of a class without one.
 
@@ -101,7 +105,7 @@ def ask(scheduler: Any, schedule: Any, view: StepView) -> Lens:
     whole = lens.dtype.kind in "iu" and lens.shape == (n,)
     if not whole or lens.min() < 0 or lens.max() > gamma:
         got = f"{lens.dtype} {lens.shape}: {lens.ravel()[:8]}" if lens.size and lens.dtype != object else None
-        raise SpecsimError(
+        raise (TooLong if whole and lens.max() > gamma else SpecsimError)(
             f"scheduler {scheduler_name(scheduler)}: expected {n} whole draft lengths within 0..{gamma}, "
             f"got {got or type(answer).__name__}"
         )

@@ -223,6 +223,43 @@ def test_a_drawn_counterexample_is_made_plain():
     assert case.tv > 0.1
 
 
+def band(view):
+    """Verifies nothing where the last confidence of any request lies in a narrow band, and else everything."""
+    last = view.confidence[:, -1]
+    return np.full(view.num_seqs, 0 if ((last > 0.612) & (last < 0.614)).any() else view.gamma)
+
+
+def test_a_request_that_plays_no_part_is_left_out():
+    found = ss.audit(band, instances=1000, histories=0, seed=1)
+    assert found.sizes[-1].requests == 2
+    case = found.counterexample
+    assert (len(case.instance.decoders), len(case.instance.seconds)) == (1, 3)
+    assert case.requests == case.decoding == (0,)
+    assert case.tv > 0.05
+    assert "blocks of 2, 1 request, 1 step;" in str(found)
+    assert "request 2" not in str(found)
+    data = case.data()
+    assert (data["requests"], len(data["request_ids"]), data["present"]) == (1, 1, [[True]])
+
+
+def test_steps_that_play_no_part_are_left_out_and_what_does_is_kept():
+    class Second:
+        def start(self):
+            steps = itertools.count(1)
+            return lambda view: GlobalArgmax()(view) if next(steps) == 2 else np.zeros(view.num_seqs, dtype=int)
+
+    left = []
+    for scheduler, requests in ((Second(), 1), (crossed, 2)):
+        rng, asked = np.random.default_rng(7), Asked(scheduler)
+        instances = (drawn(Size(2, 2, requests, 3), "head", rng) for _ in range(200))
+        bent = next(i for i in instances if distance_of(i, asked) > 0.005)
+        simpler = simplified(bent, asked, 1e-12)
+        assert distance_of(simpler, asked) > distance_of(bent, asked) / 20 > 1e-4
+        assert len(simpler.prompts) == simpler.steps
+        left.append((len(simpler.decoders), simpler.steps))
+    assert left == [(1, 2), (2, 1)]
+
+
 # The law by another way: every path on its own, in plain Python
 
 
@@ -466,7 +503,8 @@ def test_what_was_not_looked_at_is_said(gamma, numbers, missing):
     found = ss.audit(StaticGamma(gamma), **{"instances": 16, "histories": 4} | numbers)
     assert found.not_looked_at == missing
     assert found.data()["not_looked_at"] == list(missing)
-    assert str(found).endswith(f". Not looked at: {'; '.join(missing)}" if missing else "e-16")
+    first, *_ = str(found).splitlines()
+    assert first.endswith(f". Not looked at: {'; '.join(missing)}" if missing else "e-16")
 
 
 PEEKS_WHERE = {
@@ -537,10 +575,41 @@ def test_hidden_memory_is_noticed_in_long_blocks():
 
 
 def test_a_schedulers_gamma_makes_blocks_longer():
-    assert {s.gamma for s in ss.audit(StaticGamma(3), **FEW).sizes} == {3}
+    assert {s.gamma for s in ss.audit(StaticGamma(8), instances=2, histories=2).sizes} == {8}
+    assert {s.gamma for s in ss.audit(StaticGamma(2), **FEW).sizes} == {2, 3}
     found = ss.audit(StaticGamma(6), instances=20, histories=4)
-    assert {(s.vocabulary, s.gamma, s.requests) for s in found.sizes} == {(2, 6, 1), (2, 6, 2)}
+    assert {(s.vocabulary, s.gamma, s.requests) for s in found.sizes} == {(2, 6, 1), (2, 6, 2), (2, 7, 1)}
     assert {s.gamma for s in ss.audit(MTP1(), **FEW).sizes} == {1}
+
+
+@pytest.mark.parametrize("gamma", [3, 7])
+def test_one_with_a_gamma_is_audited_in_blocks_one_longer(gamma):
+    """It can be run on them: without exact_gamma, gamma is the least length of a block."""
+
+    class Peeks:
+        def __call__(self, view):
+            more = view.confidence[:, self.gamma] > 0.5 if view.gamma > self.gamma else np.ones(view.num_seqs, bool)
+            return np.where(more, self.gamma, 0)
+
+    Peeks.gamma = gamma
+    found = ss.audit(Peeks(), instances=1000, histories=0)
+    assert found.sizes[-1] == Size(2, gamma + 1, 1, 1)
+    assert found.counterexample.instance.decoders[0].gamma == gamma + 1
+    Peeks.exact_gamma = gamma
+    assert ss.audit(Peeks(), instances=16, histories=0).lossless
+
+
+class Full:
+    """Verifies all that its gamma allows, whatever the confidences."""
+
+    gamma = 3
+
+    def __call__(self, view):
+        return np.full(view.num_seqs, 3 if view.confidence.size else 0)
+
+
+def test_all_that_its_gamma_allows_is_all():
+    assert ss.audit(Full(), instances=16, histories=0).verified == "all"
 
 
 def test_progress_is_told():
@@ -577,6 +646,15 @@ class Hidden:
         return np.full(view.num_seqs, self.steps % 2)
 
 
+class Weights:
+    """Made for blocks of three, and not said to be for no others."""
+
+    gamma = 3
+
+    def __call__(self, view):
+        return ((view.confidence * np.ones(3)).sum(axis=1) > 9).astype(int)
+
+
 class Loose:
     """Memory that start() does not make anew."""
 
@@ -600,7 +678,17 @@ class Loose:
         (Loose(), "scheduler Loose: answers one and the same view in two ways"),
         (lambda view: np.full(view.num_seqs, 0.5), "expected 1 whole draft lengths within 0..1, got float64"),
         (lambda view: np.full(view.num_seqs, 4), "expected 1 whole draft lengths within 0..1, got int64"),
+        (
+            lambda view: np.full(view.num_seqs, 2),
+            r"within 0..1, got int64 .* \(asked about blocks of 1; a field gamma",
+        ),
+        (
+            Weights(),
+            r"ValueError: .*\(asked about blocks of 4; exact_gamma = 3 would say",
+        ),
         (lambda view: view.survival[:, 9], r"IndexError: index 9 .*blocks of 1; a field gamma would say"),
+        (ss.WrongCost(Weights()), r"asked about blocks of 4; exact_gamma = 3 would"),
+        (type("No", (NoSpec,), {"exact_gamma": 0})(), "exact_gamma: expected 1 or more, got 0"),
         (5, "scheduler 5: expected something that can be called with a StepView"),
         (Hidden, r"scheduler Hidden: expected an instance, such as Hidden\(\), got the class"),
     ],
@@ -611,13 +699,30 @@ def test_what_cannot_be_audited_is_told_in_one_line(scheduler, words):
     assert "\n" not in str(error.value)
 
 
-def test_a_view_cannot_be_written_to():
+@pytest.mark.parametrize("field", ["confidence", "survival", "request_ids"])
+def test_a_view_cannot_be_written_to(field):
     def cheat(view):
-        view.confidence[:] = 1.0
+        getattr(view, field)[:] = 1
         return np.zeros(view.num_seqs, dtype=int)
 
     with pytest.raises(SpecsimError, match="read-only"):
         ss.audit(cheat, **FEW)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "got"),
+    [("x", "'x'"), (2.5, "2.5"), (True, "True"), (np.ones(2), "ndarray"), (None, None), (np.int64(2), None)],
+)
+@pytest.mark.parametrize("field", ["gamma", "exact_gamma"])
+def test_a_gamma_that_is_no_whole_number_is_refused(field, gamma, got):
+    mine = Hidden() if got else NoSpec()
+    object.__setattr__(mine, field, gamma)
+    if got is None:
+        assert ss.audit(mine, instances=2, histories=0).lossless
+        return
+    with pytest.raises(SpecsimError) as error:
+        ss.audit(mine, **FEW)
+    assert str(error.value) == f"scheduler Hidden: {field}: expected a whole number, got {got}"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import specsim as ss
 from specsim.cli import show
 
 FEW = ("--instances", "120", "--histories", "4")
@@ -77,17 +78,47 @@ def test_a_scheduler_that_looks_at_no_confidence(run):
     assert "3 steps" not in out
 
 
+@pytest.mark.parametrize("scheduler", [ss.schedulers.DSparkGreedy(), ss.DCut(), ss.TETRIS(64), ss.StaticGamma(2)])
+@pytest.mark.parametrize("confidence", ["head", "draft_prob"])
+def test_python_prints_what_the_command_prints(run, scheduler, confidence):
+    found = ss.audit(scheduler, instances=120, histories=4, confidence=confidence)
+    code, out, _ = run("audit", repr(scheduler), *FEW, "--confidence", confidence)
+    assert code == (0 if found.lossless else 1)
+    assert out == f"{found}\n"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "verified", "words"),
+    [
+        ("TETRIS(64)", "all", "In every instance it verified all drafts: what it does when it verifies fewer was not"),
+        ("TETRIS(0)", "none", "In no instance did it verify a draft: what it does when it verifies some was not met."),
+        ("DSparkGreedy", "some", None),
+        ("StaticGamma(2)", "all", None),
+        ("StaticGamma(0)", "none", None),
+    ],
+)
+def test_a_rule_that_was_never_met_is_told(run, tmp_path, scheduler, verified, words):
+    code, out, _ = run("audit", scheduler, *FEW, "--steps", "1", "--json", tmp_path / "a.json")
+    assert code == 0
+    assert ("In every instance" in out or "In no instance did it verify" in out) == (words is not None)
+    assert (words or "") in out
+    assert json.loads((tmp_path / "a.json").read_text())["verified"] == verified
+
+
 def test_of_long_blocks_it_says_what_it_did_not_look_at(run):
     code, out, _ = run("audit", "StaticGamma(7)", "--instances", "64", "--histories", "32", "--steps", "4")
     assert code == 0
     first, *_ = out.splitlines()
-    assert ", blocks of 7: total variation at most " in first
+    assert ", blocks of 7–8: total variation at most " in first
     assert first.endswith(
         "Not looked at: a vocabulary of 3, one request in more than 3 steps, two requests in several steps "
         "(γ = 7 is too long to enumerate)"
     )
-    assert "1 step: vocabulary 2, blocks of 7, requests 1–2; 3 steps: vocabulary 2, blocks of 7, requests 1." in out
-    assert "Of blocks of 7, one drawn for each 16 asked for." in out
+    assert (
+        "Sizes: 1 step: vocabulary 2, blocks of 7, requests 1–2, and blocks of 8 of one request in vocabulary 2; "
+        "3 steps: vocabulary 2, blocks of 7, requests 1." in out
+    )
+    assert "Of blocks of 7, one drawn for each 16, of blocks of 8, one drawn for each 32 asked for." in out
 
 
 def test_the_help_names_the_limits(run):
@@ -96,7 +127,7 @@ def test_the_help_names_the_limits(run):
     for words in (
         "Not looked at, and so never found",
         "three requests or more",
-        "up to 8",
+        "with a gamma of 3 to 8, others than those and, of one request in one step, one longer",
         "remembered outside start()",
     ):
         assert words in said
@@ -124,6 +155,14 @@ def test_the_appendix_of_the_paper(run, tmp_path):
     assert [law["output"] for law in case["next"]["laws"]] == pytest.approx([0.85, 0.15])
     assert [row["verified"] for row in case["drafted"]] == [[2], [2], [0], [0]]
     assert case["decoders"][0]["confidence"] == [[[0.8, 0.8]], [[0.9, 0.9, 0.0, 0.0]]]
+
+
+def test_why_is_told_of_the_request_whose_law_is_shown(run):
+    code, out, _ = run("audit", "TETRIS(2)", *FEW, "--confidence", "draft_prob")
+    assert code == 1
+    assert "first token of request 1  target  output" in out
+    assert "Why: whether request 1's draft token 1 is verified depends on what it is, or on what follows it" in out
+    assert "it is verified in aa and not in ba, beside aa." in out
 
 
 def test_the_same_call_writes_the_same_bytes(run, tmp_path):
@@ -157,7 +196,15 @@ def test_progress_shows_after_two_seconds(run, monkeypatch):
         (("StaticGamma(9)",), "gamma: expected blocks of at most 8 tokens, which can be enumerated, got 9"),
         (("None",), "scheduler 'None': expected Name"),
         (("Nobody",), "scheduler 'Nobody': not known, expected one of BatchSizeTable"),
-        (("NoSpec@trace.json",), "scheduler 'NoSpec@trace.json': expected Name"),
+        (
+            ("NoSpec@trace.json",),
+            "'NoSpec@trace.json': an audit takes no @TRACE, as it makes drafters of its own: expected 'NoSpec'",
+        ),
+        (
+            ("StaticGamma(3)@trace.json:3",),
+            "an audit takes no @TRACE, as it makes drafters of its own: expected 'Static",
+        ),
+        (("{mine}:Cut(0.5)@trace.json:3",), "mine.py:Cut(0.5)'"),
         (
             ("{mine}:broken",),
             "scheduler broken: AttributeError: a StepView has no 'nothing'; it has confidence, finishing_prefills, "

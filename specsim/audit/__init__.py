@@ -11,85 +11,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from specsim.asking import check_callable
+from specsim.asking import TooLong, check_callable
 from specsim.audit.case import Counterexample, explained
+from specsim.audit.found import TOLERANCE, Audit, Verified
 from specsim.audit.law import Asked, distance_of
 from specsim.audit.models import CONFIDENCES, Confidence, Instance, drawn, plain
 from specsim.audit.simpler import simplified
-from specsim.audit.sizes import MOST_STEPS, Size, not_looked_at, shares, sizes_for
+from specsim.audit.sizes import MOST_STEPS, Size, not_looked_at, own_gamma, shares, sizes_for
 from specsim.types import SpecsimError
 
 __all__ = ["CONFIDENCES", "MOST_STEPS", "TOLERANCE", "Audit", "Counterexample", "Size", "audit"]
 
-TOLERANCE = 1e-12
 PLAIN, PLAIN_LONG = (50, 160), (12, 24)
 """Instances of plain numbers of each size, of one step and of several: those, one more for each drawn one, at most."""
 TWICE = 20
 """Drawn instances of each size in which each question is put twice, as it is in all plain ones."""
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found.
-
-    ``tv``: the largest total variation met between the law of the first output tokens and the target's; ``lossless`` if
-    it is at most 1e-12. ``instances`` of one step and ``histories`` of several were worked out (plain ones and drawn
-    ones), ``questions`` put to the scheduler, which looked at confidences or did not. ``sizes`` were looked at,
-    smallest first; the first with a difference is the last. ``not_looked_at``: what the length of its blocks, or the
-    numbers asked for, left out, in words (nothing of one that is not lossless).
-    """
-
-    scheduler: str
-    confidence: str
-    reads_confidence: bool
-    tv: float
-    instances: int
-    histories: int
-    questions: int
-    sizes: tuple[Size, ...]
-    not_looked_at: tuple[str, ...]
-    counterexample: Counterexample | None
-
-    @property
-    def lossless(self) -> bool:
-        """Whether no instance showed a difference. That is no proof: larger ones were not looked at."""
-        return self.counterexample is None
-
-    def __str__(self) -> str:
-        if self.counterexample is not None:
-            found = f"{self.scheduler} is not lossless: total variation up to {self.tv:.4g}"
-            return f"{found}. Smallest counterexample:\n\n{self.counterexample}"
-        steps = sorted({s.steps for s in self.sizes if s.steps > 1})
-        several = f" and {self.histories:,} of {' or '.join(map(str, steps))}" if self.histories else ""
-        gammas = [size.gamma for size in self.sizes]
-        blocks = f"{min(gammas)}" + (f"–{max(gammas)}" if max(gammas) > min(gammas) else "")
-        missing = f". Not looked at: {'; '.join(self.not_looked_at)}" if self.not_looked_at else ""
-        return (
-            f"{self.scheduler} is lossless in {self.instances:,} instances of one step{several}, blocks of {blocks}: "
-            f"total variation at most {self.tv:.1g}{missing}"
-        )
-
-    def data(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {
-            "scheduler": self.scheduler,
-            "confidence": self.confidence,
-            "reads_confidence": self.reads_confidence,
-            "lossless": self.lossless,
-            "tv": self.tv,
-            "tolerance": TOLERANCE,
-            "instances": self.instances,
-            "histories": self.histories,
-            "questions": self.questions,
-            "sizes": [vars(size) for size in self.sizes],
-            "not_looked_at": list(self.not_looked_at),
-            "counterexample": None if self.counterexample is None else self.counterexample.data(),
-        }
 
 
 def audit(
@@ -104,13 +44,14 @@ def audit(
 ) -> Audit:
     """Work out whether ``scheduler`` keeps the target's law, in small decoders with real rejection sampling.
 
-    ``confidence`` is what it is told of draft token k: "head", any function of the tokens before k (right or wrong), or
-    "draft_prob", the drafter's own probability of token k. ``instances`` of one step (vocabulary 2 and 3, γ 1 to 3, one
-    or two requests) and ``histories`` of ``steps`` steps, 1 to 6 (vocabulary 2, γ 1 and 2; requests join late or pause;
-    two of them in 4 steps at most) are drawn with ``seed``, beside some of plain numbers. A scheduler's ``gamma``, up
-    to 8, makes blocks longer: of γ = 4 half as many are drawn, of 5 a quarter and so on, in fewer steps (``Size``).
-    ``progress(done, total)`` is called as they are worked out. Sizes come smallest first, and the first with a
-    difference ends the audit.
+    ``confidence`` is what it is told of draft token k: "head", any function of the tokens before k (right or wrong),
+    or "draft_prob", the drafter's own probability of token k. ``instances`` of one step (vocabulary 2 and 3, γ 1 to
+    3, one or two requests) and ``histories`` of ``steps`` steps, 1 to 6 (vocabulary 2, γ 1 and 2; requests join late
+    or pause; two of them in 4 steps at most) are drawn with ``seed``, beside some of plain numbers. A scheduler's
+    ``gamma``, up to 8, makes blocks longer: of γ = 4 half as many are drawn, of 5 a quarter and so on, in fewer steps
+    (``Size``); from 3 on they are of that length and, of one request in one step, one longer. ``progress(done,
+    total)`` is called as they are worked out. Sizes come smallest first, and the first with a difference ends the
+    audit.
 
     SpecsimError: what is no scheduler, an oracle, blocks too long, an answer that is no draft length, or that chance or
     hidden memory changes.
@@ -140,8 +81,8 @@ def audit(
             try:
                 tv = distance_of(instance, asked)
             except SpecsimError as error:
-                if isinstance(error.__cause__, IndexError) and not hasattr(scheduler, "gamma"):
-                    hint = f"asked about blocks of {size.gamma}; a field gamma would say which ones it is made for"
+                hint = _hint(scheduler, size.gamma, error)
+                if hint:
                     raise SpecsimError(f"{error} ({hint})") from error
                 raise
             largest = max(largest, tv)
@@ -160,7 +101,21 @@ def audit(
     sizes = [size for size, *_ in seen]
     missing = () if case else not_looked_at(sizes, steps)
     counts = done[False], done[True], asked.calls
-    return Audit(asked.name, confidence, asked.reads_confidence, largest, *counts, tuple(sizes), missing, case)
+    verified: Verified = "none" if not asked.verified else "some" if asked.left_out else "all"
+    looked = asked.reads_confidence, verified
+    return Audit(asked.name, confidence, *looked, largest, *counts, tuple(sizes), missing, case)
+
+
+def _hint(scheduler: Any, gamma: int, error: SpecsimError) -> str | None:
+    """What helps where a scheduler cannot do with blocks of ``gamma`` tokens."""
+    own, answered = own_gamma(scheduler), isinstance(error, TooLong)
+    if own_gamma(scheduler, "exact_gamma") is not None:
+        return None
+    if own is None and (answered or isinstance(error.__cause__, IndexError)):
+        return f"asked about blocks of {gamma}; a field gamma would say which ones it is made for"
+    if own is not None and gamma > own and (answered or error.__cause__ is not None):
+        return f"asked about blocks of {gamma}; exact_gamma = {own} would say that it takes no longer ones"
+    return None
 
 
 def check_numbers(confidence: str, instances: int, histories: int, steps: int, seed: int) -> None:

@@ -274,22 +274,12 @@ def _before(case: Counterexample) -> Iterator[str]:
 
 
 def _reason(case: Counterexample) -> str | None:
-    """Two drafts that agree before some position, of which one has it verified and the other does not."""
-    best = None
-    for k in range(1, case.instance.decoders[0].gamma + 1):
-        # By what the two must share, the first draft of each kind.
-        kept: dict[Any, int] = {}
-        left: dict[Any, int] = {}
-        for n, drafted in enumerate(case.drafted):
-            for at, (draft, verified) in enumerate(zip(drafted.drafts, drafted.verified, strict=True)):
-                key = at, draft[: k - 1], drafted.drafts[:at], drafted.drafts[at + 1 :]
-                if verified >= k - 1:
-                    (kept if verified >= k else left).setdefault(key, n)
-        pairs = [(kept[key], left[key], key[0]) for key in kept.keys() & left.keys()]
-        if pairs:
-            one_at, other_at, at = min(pairs)
-            best = k, at, case.drafted[one_at], case.drafted[other_at]
-            break
+    """Two drafts that agree before some position, of which one has it verified and the other does not.
+
+    Of a request that the law shown is of, if there are such, at the first position.
+    """
+    found = list(_pairs(case))
+    best = next((pair for pair in found if case.decoding[pair[1]] in case.requests), found[0] if found else None)
     if best is None:
         if len(case.requests) > 1:
             return (
@@ -306,6 +296,23 @@ def _reason(case: Counterexample) -> str | None:
         f"Why: whether {whose} is verified depends on what it is, or on what follows it: it is verified in "
         f"{one.drafts[at]} and not in {other.drafts[at]}{begins and ', which are' + begins}{beside}."
     )
+
+
+def _pairs(case: Counterexample) -> Iterator[tuple[int, int, Drafted, Drafted]]:
+    """By position and decoding request, the first pair of drafts of which one has it verified and the other has not."""
+    for k in range(1, case.instance.decoders[0].gamma + 1):
+        for at in range(len(case.decoding)):
+            # By what the two must share, the first draft of each kind.
+            kept: dict[Any, int] = {}
+            left: dict[Any, int] = {}
+            for n, drafted in enumerate(case.drafted):
+                key = drafted.drafts[at][: k - 1], drafted.drafts[:at], drafted.drafts[at + 1 :]
+                if drafted.verified[at] >= k - 1:
+                    (kept if drafted.verified[at] >= k else left).setdefault(key, n)
+            pairs = [(kept[key], left[key]) for key in kept.keys() & left.keys()]
+            if pairs:
+                one, other = min(pairs)
+                yield k, at, case.drafted[one], case.drafted[other]
 
 
 def _laws(tables: Sequence[Array]) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from specsim.asking import ask, fresh, scheduler_name
 from specsim.audit.models import Array, Decoder, Instance, Prompts
+from specsim.audit.sizes import MOST_GAMMA, own_gamma
 from specsim.types import SpecsimError
 from specsim.views import Lens, StepRecord, StepView
 
@@ -61,7 +62,10 @@ class AuditView(StepView):
 
 
 class Asked:
-    """A scheduler, and what it said: each distinct question is put once, or twice where ``twice`` is set."""
+    """A scheduler, and what it said: each distinct question is put once, or twice where ``twice`` is set.
+
+    ``left_out`` and ``verified``: whether it ever left out a draft, up to its own gamma, and whether it verified one.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
@@ -70,6 +74,8 @@ class Asked:
         self.looks_back = self.looked = False
         self.may_look_back = getattr(scheduler, "uses_previous", True)
         self.reads_confidence = False
+        self.left_out = self.verified = False
+        self.most = own_gamma(scheduler) or MOST_GAMMA
         self.twice = False
         self.calls = 0
         self.answers: dict[tuple[History, Seen], Lens] = {}
@@ -89,6 +95,8 @@ class Asked:
             answer = self._ask(history, seen)
             if self.twice and (answer != self._ask(history, seen)).any():
                 self._unsteady()
+            self.left_out |= bool(answer.min() < min(self.gamma, self.most))
+            self.verified |= bool(answer.max() > 0)
             self.answers[key] = answer
         return self.answers[key]
 
@@ -134,7 +142,7 @@ class Asked:
             return tuple(StepRecord(view, np.array(past.lens), np.array(past.emitted)) for view, past in views)
 
         return AuditView(
-            np.array(seen.ids),
+            _frozen(np.array(seen.ids)),
             lambda: _frozen(confidence().cumprod(axis=1)),
             self._cost(n, tokens),
             gamma=self.gamma,
@@ -154,7 +162,7 @@ class Asked:
         return lambda drafts: curve.take(drafts, mode="clip")
 
 
-def _frozen(values: Array) -> Array:
+def _frozen(values: NDArray[Any]) -> NDArray[Any]:
     values.flags.writeable = False
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +48,24 @@ class Size:
         return self.gamma + (self.steps if self.telling == self.gamma else 1)
 
 
+def own_gamma(scheduler: Any, field: str = "gamma") -> int | None:
+    """The length of blocks in a ``field`` of a scheduler, None without one; SpecsimError if it is no whole number."""
+    gamma = getattr(scheduler, field, None)
+    if gamma is None or (isinstance(gamma, int | np.integer) and not isinstance(gamma, bool)):
+        return None if gamma is None else int(gamma)
+    got = repr(gamma) if isinstance(gamma, str | float | bool) else type(gamma).__name__
+    raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: {field}: expected a whole number, got {got}")
+
+
 def sizes_for(scheduler: Any, steps: int) -> tuple[list[Size], list[Size]]:
-    """Sizes of one step and of up to ``steps`` (none for 1) that ``scheduler`` can be asked about, smallest first."""
-    exact, least = getattr(scheduler, "exact_gamma", None), getattr(scheduler, "gamma", 1)
-    least = least if isinstance(least, int | np.integer) else 1
+    """Sizes of one step and of up to ``steps`` (none for 1) that ``scheduler`` can be asked about, smallest first.
+
+    One whose ``gamma`` is 3 or more can be run on longer blocks too, and is asked about one token more.
+    """
+    exact, own = own_gamma(scheduler, "exact_gamma"), own_gamma(scheduler)
+    least = 1 if own is None else own
+    if exact is not None and exact < 1:
+        raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: exact_gamma: expected 1 or more, got {exact}")
     if max(exact or 0, least) > MOST_GAMMA:
         raise SpecsimError(
             f"scheduler {scheduler_name(scheduler)}: gamma: expected blocks of at most {MOST_GAMMA} tokens, which can "
@@ -64,7 +79,10 @@ def sizes_for(scheduler: Any, steps: int) -> tuple[list[Size], list[Size]]:
     short = [s for s in short if s.vocabulary == 2 or s.blocks <= (3**4 if s.gamma > MOST_WHOLE else 3**6)]
     long = [Size(2, g, r, min(steps, _most_steps(g, r))) for g in fitting(2) for r in (1, 2)]
     long = [s for s in long if s.steps > 1]
-    return tuple(sorted(sizes, key=lambda s: (s.blocks, s.requests)) for sizes in (short, long))  # type: ignore[return-value]
+    if exact is None and FULL_GAMMA <= least < MOST_GAMMA:
+        short.append(Size(2, least + 1, 1, 1))
+    short, long = (sorted(sizes, key=lambda s: (s.blocks, s.requests)) for sizes in (short, long))
+    return short, long
 
 
 def _most_steps(gamma: int, requests: int) -> int:
@@ -75,9 +93,20 @@ def _most_steps(gamma: int, requests: int) -> int:
 
 
 def shares(total: int, sizes: list[Size]) -> list[int]:
-    """How many instances of each size are drawn: as many of each, and fewer of blocks beyond ``FULL_GAMMA``."""
-    each = [total // len(sizes) + (i < total % len(sizes)) for i in range(len(sizes))] if sizes else []
-    return [-(-count // fewer(size)) for size, count in zip(sizes, each, strict=True)]
+    """How many instances of each size are drawn: as many of each, and fewer of blocks beyond ``FULL_GAMMA``.
+
+    Those of blocks beyond a scheduler's gamma come on top.
+    """
+    if not sizes:
+        return []
+    main = [s for s in sizes if not one_longer(s, sizes)]
+    each = {size: total // len(main) + (i < total % len(main)) for i, size in enumerate(main)}
+    return [-(-each.get(size, total // len(main)) // fewer(size)) for size in sizes]
+
+
+def one_longer(size: Size, sizes: Sequence[Size]) -> bool:
+    """Whether the blocks of ``size`` are one longer than the gamma of a scheduler that has 3 or more."""
+    return size.gamma > max(FULL_GAMMA, min(s.gamma for s in sizes))
 
 
 def fewer(size: Size) -> int:
@@ -87,7 +116,7 @@ def fewer(size: Size) -> int:
 
 def not_looked_at(sizes: list[Size], steps: int) -> tuple[str, ...]:
     """What is missing from the ``sizes`` worked out, of those of a scheduler that takes any γ, in words."""
-    gamma = max(s.gamma for s in sizes)
+    gamma = max(s.gamma for s in sizes if not one_longer(s, sizes))
     most = {r: max((s.steps for s in sizes if s.requests == r), default=0) for r in (1, 2)}
     too_long = ["a vocabulary of 3"] * all(s.vocabulary == 2 for s in sizes)
     others = []

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specsim.audit import MOST_STEPS, Audit, Size
+from specsim.audit import MOST_STEPS
 from specsim.audit import audit as run_audit
 from specsim.audit.models import CONFIDENCES
-from specsim.audit.sizes import fewer
 from specsim.cli import show
 from specsim.cli.inputs import one_of, parse_scheduler, policy_files
 from specsim.files import check_apart, check_output
-
-TOLD = {
-    "head": "a head's, any function of the tokens before each draft token, right or wrong",
-    "draft_prob": "the drafter's own probability of each draft token",
-}
+from specsim.types import SpecsimError
 
 
 def audit(
@@ -60,13 +56,19 @@ def audit(
     The smallest counterexample is printed. Exit code 0: no difference found; 1: not lossless; 2: bad input.
 
     Not looked at, and so never found: what happens only with three requests or more, in longer blocks (of a scheduler
-    with a gamma, up to 8, those blocks alone), or after more steps than --steps (in blocks of 3 or 4, more than 4; from
-    5 on, more than 3; with two requests, more than 4, 2 or 1); what depends on the time, or is remembered outside
-    start().
+    with a gamma of 3 to 8, others than those and, of one request in one step, one longer), or after more steps than
+    --steps (in blocks of 3 or 4, more than 4; from 5 on, more than 3; with two requests, more than 4, 2 or 1); what
+    depends on the time, or is remembered outside start().
 
     Example: specsim audit DSparkGreedy
     """
     one_of("--confidence", confidence, CONFIDENCES)
+    on_trace = re.match(r"(.*\.py:)?\s*\w+\s*(\(.*\))?\s*@", scheduler)
+    if on_trace:
+        raise SpecsimError(
+            f"scheduler {scheduler!r}: an audit takes no @TRACE, as it makes drafters of its own: expected "
+            f"{on_trace[0].rstrip('@ ')!r}"
+        )
     check_apart({"--json": json}, {"SCHEDULER": policy_files(scheduler)})
     check_output("--json", json)
     policy = parse_scheduler(scheduler)
@@ -77,44 +79,6 @@ def audit(
         )  # fmt: skip
     if json is not None:
         show.write_json_file(json, done.data())
-    show.console().print("\n".join(_lines(done)), soft_wrap=True)
+    show.console().print(str(done), soft_wrap=True)
     if not done.lossless:
         raise typer.Exit(1)
-
-
-def _lines(done: Audit) -> list[str]:
-    lines = [str(done)]
-    if done.reads_confidence:
-        lines += ["", f"Confidences: {TOLD[done.confidence]}."]
-    elif done.lossless:
-        lines += [
-            "",
-            "In no instance did it look at a confidence: if it ever should, the case that matters was not reached.",
-        ]
-    if done.lossless:
-        steps = sorted({size.steps for size in done.sizes})
-        lines.append("Sizes: " + "; ".join(_sizes([s for s in done.sizes if s.steps == n]) for n in steps) + ".")
-        share = max(map(fewer, done.sizes))
-        if share > 1:
-            longest = max(size.gamma for size in done.sizes)
-            lines.append(f"Of blocks of {longest}, one drawn for each {share} asked for.")
-        lines.append(
-            "Exact for each of these instances, and no proof for others: what happens only with more requests, in "
-            "longer blocks or after more steps was not met."
-        )
-        if done.reads_confidence and done.confidence == "head":
-            lines.append(
-                "If its confidences are the drafter's probability of each token, audit --confidence draft_prob too."
-            )
-    return lines
-
-
-def _sizes(sizes: list[Size]) -> str:
-    def span(values: list[int]) -> str:
-        return f"{min(values)}" if min(values) == max(values) else f"{min(values)}–{max(values)}"
-
-    steps = sizes[0].steps
-    return (
-        f"{steps} step{'s' * (steps > 1)}: vocabulary {span([s.vocabulary for s in sizes])}, blocks of "
-        f"{span([s.gamma for s in sizes])}, requests {span([s.requests for s in sizes])}"
-    )
