@@ -54,9 +54,12 @@ def told_twice(label: str, schedulers: Iterable[Any]) -> str:
 
 def several(name: str, given: Any) -> list[Any]:
     """``given`` as a list; SpecsimError, in the argument's ``name``, for one thing where several are expected."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise SpecsimError(f"{name}: expected several, in a list, got {type(given).__name__} {given!r:.60}")
-    return list(given)
+    try:
+        if not isinstance(given, str | bytes):
+            return list(given)
+    except TypeError:  # nothing to iterate over
+        pass
+    raise SpecsimError(f"{name}: expected several, in a list, got {type(given).__name__} {given!r:.60}")
 
 
 def check_callable(scheduler: Any) -> None:

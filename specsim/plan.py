@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from specsim.asking import scheduler_name, several, told_twice
 from specsim.capacity import Ask, Case, Trials, find
 from specsim.engine import Policy, Scenario
 from specsim.hardware import Profile
-from specsim.leaders import leaders
+from specsim.leaders import Leader, leaders
 from specsim.metrics import QUANTILES
 from specsim.offers import Offer, replicas_for
 from specsim.plan_answer import Plan
@@ -67,9 +67,10 @@ def plan(
     that answers otherwise when the same seed is run again.
     """
     seeds = several("plan: seeds", seeds)
+    tiers = several("plan: tiers", tiers)
     asked = _check(base, tiers, slo, rate, users, headroom, seeds)
     closed, demand = users is not None, float(users if users is not None else rate or 0)
-    given = [base.profile] if profiles is None else list(profiles)
+    given = [base.profile] if profiles is None else several("plan: profiles", profiles)
     prices = _prices(gpu_price, given)
     workload = demanded(base.workload, closed)
     trials = Trials(grid(closed, most_users(replace(base, workload=workload))), jobs, progress)
@@ -99,7 +100,7 @@ def plan(
             walks[profile.name] = tuple(leaders(trials, of, own, seeds))
     notes = [*model_caveat(given), *memory_caveats(base, given)]
     notes += _notes(offers, [case for _, _, case in flat], len(given) > 1) + _few(trials, offers)
-    notes += _less_than_a_turn(trials) if closed and walks else []
+    notes += _less_than_a_turn(trials, walks) if closed and walks else []
     answer = Plan(
         pools, tuple(offers), "users" if closed else "requests/s", demand, headroom, shared,
         walks,
@@ -225,7 +226,7 @@ def _few(trials: Trials, offers: list[Offer]) -> list[str]:
                     raise SpecsimError(
                         f"tier {found.tier.name!r}: {bound.metric}: no request has any where answers are of one token"
                     )
-                if requests > 0 and requests * (min(level, 1 - level) or 1.0) < FEW - 1e-9:
+                if requests * (min(level, 1 - level) or 1.0) < FEW - 1e-9:
                     told.append(f"{bound.metric} {bound.statistic}")
                     fewest = min(fewest, requests)
     if not told:
@@ -234,9 +235,10 @@ def _few(trials: Trials, offers: list[Offer]) -> list[str]:
     return [f"fewer than {FEW} requests decide on {names} in a trial of {fewest:,}: --num-requests has more"]
 
 
-def _less_than_a_turn(trials: Trials) -> list[str]:
-    """A line where the users of a closed loop outnumber the requests that a trial of it measures."""
-    short = [t for t in trials.done.values() if 0 < t.requests < t.load]
+def _less_than_a_turn(trials: Trials, walks: Mapping[str, Sequence[Leader]]) -> list[str]:
+    """A line where users outnumber the requests that a trial measures, at loads that schedulers are compared at."""
+    most = max(leader.high for walk in walks.values() for leader in walk)
+    short = [t for t in trials.done.values() if 0 < t.requests < t.load <= most]
     if not short:
         return []
     worst = min(short, key=lambda trial: trial.requests / trial.load)

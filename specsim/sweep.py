@@ -35,8 +35,8 @@ def sweep(
     runs end. Columns: policy, workload, load, seed, profile and profile_kind (so that results of analytic profiles
     say so wherever they go), and those of :func:`summarize`.
 
-    Each scheduler that is not specsim's own first answers a few hundred steps of the least load twice.
-    Raises SpecsimError for one that answers otherwise the second time (the table could not be made again), for none or
+    Each scheduler that is not specsim's own first answers a few hundred steps of the least load again and again.
+    Raises SpecsimError for one that does not answer alike (the table could not be made again), for none or
     twice the same policy, and where a scenario cannot run.
     """
     policies = several("policy", policy) if policy is not None else [base.scheduler]

@@ -612,6 +612,18 @@ def test_all_that_its_gamma_allows_is_all():
     assert ss.audit(Full(), instances=16, histories=0).verified == "all"
 
 
+def test_a_gamma_that_is_no_cap_is_none():
+    """The shortest block that it takes, beyond which it decides by confidences."""
+
+    class FromOneOn:
+        gamma = 1
+
+        def __call__(self, view):
+            return 1 + (view.confidence[:, 1:] > 0.5).cumprod(axis=1).sum(axis=1)
+
+    assert ss.audit(FromOneOn(), instances=400, histories=0).verified == "some"
+
+
 def test_progress_is_told():
     told = []
     ss.audit(NoSpec(), instances=24, histories=4, progress=lambda done, total: told.append((done, total)))
@@ -713,16 +725,17 @@ def test_a_view_cannot_be_written_to(field):
     ("gamma", "got"),
     [("x", "'x'"), (2.5, "2.5"), (True, "True"), (np.ones(2), "ndarray"), (None, None), (np.int64(2), None)],
 )
-@pytest.mark.parametrize("field", ["gamma", "exact_gamma"])
-def test_a_gamma_that_is_no_whole_number_is_refused(field, gamma, got):
-    mine = Hidden() if got else NoSpec()
-    object.__setattr__(mine, field, gamma)
+def test_an_exact_gamma_that_is_no_whole_number_is_refused_and_a_gamma_is_something_else(gamma, got):
+    mine = NoSpec()
+    object.__setattr__(mine, "gamma", gamma)
+    assert ss.audit(mine, instances=2, histories=0).lossless
+    object.__setattr__(mine, "exact_gamma", gamma)
     if got is None:
         assert ss.audit(mine, instances=2, histories=0).lossless
         return
     with pytest.raises(SpecsimError) as error:
         ss.audit(mine, **FEW)
-    assert str(error.value) == f"scheduler Hidden: {field}: expected a whole number, got {got}"
+    assert str(error.value) == f"scheduler NoSpec(): exact_gamma: expected a whole number, got {got}"
 
 
 @pytest.mark.parametrize(

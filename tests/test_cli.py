@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import specsim as ss
-from specsim.cli.inputs import parse_scheduler, typed_command
+from specsim.cli.inputs import parse_policies, parse_scheduler, split_policy, typed_command
 
 ROOT = Path(__file__).parents[1]
 PROFILE = str(ROOT / "hw_profiles/dsv4-flash-b300-tp4.json")
@@ -183,12 +183,9 @@ def test_scenario_file_flags_win_and_paths_are_its_own(run: Run, tmp_path: Path)
         (("simulate", *BASE, "--closed", "1", "-s", "MTP1@:1"), "scheduler 'MTP1@:1': expected a trace after @"),
         (
             ("simulate", *BASE, "--closed", "1", "-s", f"StaticGamma(1)@{TRACE}:0"),
-            f"scheduler 'StaticGamma(1)@{TRACE}:0': expected blocks of 1 to 7 tokens after the trace, got 0",
+            f"scheduler 'StaticGamma(1)@{TRACE}:0': expected blocks of 1 to 7 tokens, as the trace has, after it, ",
         ),
-        (
-            ("simulate", *BASE, "--closed", "1", "-s", f"StaticGamma(4)@{TRACE}:4", "--gamma", "3"),
-            "expected blocks of 1 to 3 tokens after the trace, got 4",
-        ),
+        (("simulate", *BASE, "--closed", "1", "-s", f"StaticGamma(4)@{TRACE}:8"), "as the trace has, after it, got 8"),
         (("trace", "inspect", "none.csv"), "none.csv: cannot read"),
         (("trace", "inspect", __file__), "expected parquet"),
         (("profile", "show", TRACE), "schema: expected"),
@@ -416,6 +413,27 @@ def test_a_users_scheduler(run: Run, tmp_path: Path) -> None:
             "scheduler Shy: its __repr__, which makes its label, fails: ValueError: shy (in mine.py, line 3"
             in mistake(run, verb, *BASE, *SMALL, "-s", f"{file}:Shy")
         )
+
+
+def test_a_length_after_a_trace_is_that_of_its_blocks_whatever_gamma_says() -> None:
+    texts = ["StaticGamma(2)", *(f"StaticGamma(2)@{TRACE}{end}" for end in ("", ":2", ":3", ":7"))]
+    _, policies = parse_policies(texts, Path(TRACE), 3)
+    assert [p.drafter and p.drafter.gamma for p in policies] == [None, 3, 2, 3, 7]
+    names = ["", "@qwen3-4b-dspark", "@qwen3-4b-dspark:2", "@qwen3-4b-dspark", "@qwen3-4b-dspark:7"]
+    assert [repr(p) for p in policies] == [f"StaticGamma(2){name}" for name in names]
+
+
+def test_a_schedulers_folder_may_have_an_at_sign(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "me@home"
+    folder.mkdir()
+    (folder / "mine@2.py").write_text("def none(view):\n    return view.request_ids * 0\n")
+    mine = f"{folder}/mine@2.py:none"
+    assert split_policy(f"{mine}@{TRACE}:{'9' * 5000}")[0] == mine
+    assert run("simulate", *BASE, *SMALL, "-s", f"{mine}@{TRACE}:2")[0] == 0
+    assert run("audit", mine, "--instances", "2", "--histories", "0")[0] == 0
+    (tmp_path / "a.toml").write_text('scheduler = ["me@home/mine@2.py:none"]\n')
+    assert run("simulate", *BASE, *SMALL, "--scenario", tmp_path / "a.toml")[0] == 0
+    assert f"it makes drafters of its own: expected '{mine}'" in mistake(run, "audit", f"{mine}@{TRACE}")
 
 
 @pytest.mark.parametrize("text", ["import nothing_of_this_name\n", "def policy(view)\n", "1 / 0\n"])

@@ -78,6 +78,10 @@ def test_a_scenario_file_names_no_other(run: Run, tmp_path: Path) -> None:
     assert f"{path}: scenario: a scenario file reads no other" in mistake(run, "simulate", "--scenario", path)
     path.write_text('out = ""\nclosed = [1]\n')
     assert f"{path}: out: expected a path, got ''" in mistake(run, "simulate", *BASE, "--scenario", path)
+    path.write_text('trace = ""\nclosed = [1]\n')
+    assert f"{path}: trace: expected a path, got ''" in mistake(run, "simulate", *BASE[:2], "--scenario", path)
+    path.write_text('scheduler = ["MTP1@:1"]\nclosed = [1]\n')
+    assert "scheduler 'MTP1@:1': expected a trace after @" in mistake(run, "simulate", *BASE, "--scenario", path)
 
 
 @pytest.mark.parametrize("empty", [("--out", ""), ("--out=",)])

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pages import section
 
-from specsim.baseline import read_baseline
+from specsim.baseline import FLOORS, read_baseline
 from specsim.cli import gating_report
 from specsim.compare import LOSS, TOLERANCES, Change, Comparison
 
@@ -179,6 +179,10 @@ def test_two_that_are_not_like_with_like_are_told_first(run: Run, tmp_path: Path
     assert code == 0, err
     again = tmp_path / "again"  # drawn anew from the results, which keep what they were made from
     assert run("pareto", "--results", tmp_path / "o/results.parquet", "--out", again)[0] == 0
+    assert read_baseline(again).floors == list(FLOORS)  # nobody said --sla
+    for more, floors in ((("--sla", "90,200"), [90.0, 200.0]), ((), [90.0, 200.0])):
+        assert run("pareto", "--results", again / "results.parquet", "--out", again, *more)[0] == 0
+        assert read_baseline(again).floors == floors
     for folder in (tmp_path / "o", again):
         out = [tmp_path / name for name in ("s.md", "r.xml", "c.json", "p.png")]
         flags = [x for pair in zip(("--markdown", "--junit", "--json", "--picture"), out, strict=True) for x in pair]

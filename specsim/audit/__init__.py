@@ -113,7 +113,7 @@ def _hint(scheduler: Any, gamma: int, error: SpecsimError) -> str | None:
         return None
     if own is None and (answered or isinstance(error.__cause__, IndexError)):
         return f"asked about blocks of {gamma}; a field gamma would say which ones it is made for"
-    if own is not None and gamma > own and (answered or error.__cause__ is not None):
+    if own is not None and gamma > own >= 1 and (answered or error.__cause__ is not None):
         return f"asked about blocks of {gamma}; exact_gamma = {own} would say that it takes no longer ones"
     return None
 

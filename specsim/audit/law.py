@@ -64,7 +64,7 @@ class AuditView(StepView):
 class Asked:
     """A scheduler, and what it said: each distinct question is put once, or twice where ``twice`` is set.
 
-    ``left_out`` and ``verified``: whether it ever left out a draft, up to its own gamma, and whether it verified one.
+    ``verified``: whether it ever verified a draft.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -74,12 +74,17 @@ class Asked:
         self.looks_back = self.looked = False
         self.may_look_back = getattr(scheduler, "uses_previous", True)
         self.reads_confidence = False
-        self.left_out = self.verified = False
+        self.below_block = self.off_own = self.verified = False
         self.most = own_gamma(scheduler) or MOST_GAMMA
         self.twice = False
         self.calls = 0
         self.answers: dict[tuple[History, Seen], Lens] = {}
         self.prices: dict[tuple[int, int], Array] = {}
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it ever left out a draft: of the blocks, or, if it never verified more, of as many as its gamma."""
+        return self.below_block and self.off_own
 
     def enter(self, instance: Instance) -> None:
         """Begin with an instance: answers to another are forgotten."""
@@ -95,7 +100,8 @@ class Asked:
             answer = self._ask(history, seen)
             if self.twice and (answer != self._ask(history, seen)).any():
                 self._unsteady()
-            self.left_out |= bool(answer.min() < min(self.gamma, self.most))
+            self.below_block |= bool(answer.min() < self.gamma)
+            self.off_own |= bool((answer != min(self.gamma, self.most)).any())
             self.verified |= bool(answer.max() > 0)
             self.answers[key] = answer
         return self.answers[key]

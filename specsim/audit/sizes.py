@@ -49,10 +49,15 @@ class Size:
 
 
 def own_gamma(scheduler: Any, field: str = "gamma") -> int | None:
-    """The length of blocks in a ``field`` of a scheduler, None without one; SpecsimError if it is no whole number."""
+    """The length of blocks in a ``field`` of a scheduler, None without one.
+
+    A gamma that is no whole number is something else (a discount, say), as for engines; of exact_gamma SpecsimError.
+    """
     gamma = getattr(scheduler, field, None)
-    if gamma is None or (isinstance(gamma, int | np.integer) and not isinstance(gamma, bool)):
-        return None if gamma is None else int(gamma)
+    if isinstance(gamma, int | np.integer) and not isinstance(gamma, bool):
+        return int(gamma)
+    if gamma is None or field == "gamma":
+        return None
     got = repr(gamma) if isinstance(gamma, str | float | bool) else type(gamma).__name__
     raise SpecsimError(f"scheduler {scheduler_name(scheduler)}: {field}: expected a whole number, got {got}")
 

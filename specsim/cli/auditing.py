@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from specsim.audit import MOST_STEPS
 from specsim.audit import audit as run_audit
 from specsim.audit.models import CONFIDENCES
 from specsim.cli import show
-from specsim.cli.inputs import one_of, parse_scheduler, policy_files
+from specsim.cli.inputs import one_of, parse_scheduler, policy_files, split_policy
 from specsim.files import check_apart, check_output
 from specsim.types import SpecsimError
 
@@ -63,11 +62,10 @@ def audit(
     Example: specsim audit DSparkGreedy
     """
     one_of("--confidence", confidence, CONFIDENCES)
-    on_trace = re.match(r"(.*\.py:)?\s*\w+\s*(\(.*\))?\s*@", scheduler)
-    if on_trace:
+    name, trace, _ = split_policy(scheduler)
+    if trace is not None:
         raise SpecsimError(
-            f"scheduler {scheduler!r}: an audit takes no @TRACE, as it makes drafters of its own: expected "
-            f"{on_trace[0].rstrip('@ ')!r}"
+            f"scheduler {scheduler!r}: an audit takes no @TRACE, as it makes drafters of its own: expected {name!r}"
         )
     check_apart({"--json": json}, {"SCHEDULER": policy_files(scheduler)})
     check_output("--json", json)

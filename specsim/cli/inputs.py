@@ -43,6 +43,8 @@ def read_scenario(path: Path) -> dict[str, Any]:
         raise SpecsimError(f"{path}: expected TOML: {error}") from error
     options = {key.replace("-", "_"): value for key, value in options.items()}
     for key in PATH_KEYS:
+        if options.get(key) == "":
+            raise SpecsimError(f"{path}: {key}: expected a path, got ''")
         if isinstance(options.get(key), str):
             options[key] = str(path.parent / options[key])
     if "scheduler" in options:
@@ -57,10 +59,11 @@ def read_scenario(path: Path) -> dict[str, Any]:
 
 
 def _relative_policy(text: str, folder: Path) -> str:
-    name, at, trace = text.partition("@")
+    name, trace, length = split_policy(text)
     if ".py:" in name or name.endswith(".py"):
         name = str(folder / name)
-    return f"{name}@{folder / trace}" if at else name
+    end = "" if length is None else f":{length}"
+    return name if trace is None else f"{name}@{folder / trace}{end}"
 
 
 def parse_policies(
@@ -86,23 +89,26 @@ def parse_policies(
 
 def split_policy(text: str) -> tuple[str, Path | None, int | None]:
     """``NAME(args)[@TRACE[:GAMMA]]`` in its parts; SpecsimError where no trace follows ``@``."""
-    name, at, own = text.partition("@")
-    file, colon, length = own.rpartition(":")
-    if not (colon and length.isdecimal()):
+    where, colon, rest = text.rpartition(".py:")  # a folder may have an @ in its name
+    name, at, own = rest.partition("@")
+    file, ends, length = own.rpartition(":")
+    if not (ends and length.isdecimal() and len(length) < 10):
         file, length = own, ""
     if at and not file:
         raise SpecsimError(f"scheduler {text!r}: expected a trace after @")
-    return name, Path(file) if at else None, int(length) if length else None
+    return f"{where}{colon}{name}", Path(file) if at else None, int(length) if length else None
 
 
 def _own_drafter(text: str, file: Path, length: int | None, gamma: int | None) -> Drafter:
     """The drafter of ``file``, of blocks of ``length`` tokens (None: its own, or ``gamma`` if that is less)."""
     drafter = load_drafter(file)
-    most = min(drafter.gamma, gamma or drafter.gamma)
-    if length is None or length == drafter.gamma:
-        return replace(drafter, gamma=most)
-    if not 1 <= length <= most:
-        raise SpecsimError(f"scheduler {text!r}: expected blocks of 1 to {most} tokens after the trace, got {length}")
+    usual, longest = min(drafter.gamma, gamma or drafter.gamma), drafter.gamma
+    if length is None or length == usual:
+        return replace(drafter, gamma=usual)
+    if not 1 <= length <= longest:
+        raise SpecsimError(
+            f"scheduler {text!r}: expected blocks of 1 to {longest} tokens, as the trace has, after it, got {length}"
+        )
     return replace(drafter, gamma=length, name=f"{drafter.name}:{length}")
 
 

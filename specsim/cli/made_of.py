@@ -38,7 +38,10 @@ def check_results(
 
 
 def check_counted(context: typer.Context) -> None:
-    """SpecsimError for what was typed of goodput, which --results counted when its runs were made."""
+    """SpecsimError for what was typed of goodput, which --results counted when its runs were made.
+
+    A scenario file may say it: the runs were made from the same file.
+    """
     for name in ("slo_ttft", "slo_interactivity"):
         if is_typed(context, name):
             raise SpecsimError(

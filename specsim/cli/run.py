@@ -181,7 +181,8 @@ def pareto(
         base = base_of(base, [repr(policy) for policy in built[1]], options)  # before the runs, which may take long
         frame = _sweep(options, built, seeds, jobs, slo_of(slo_ttft, slo_interactivity))
     warn_window(frame, needed=True)
-    note_floors(frame, floors)
+    if is_said(context, "sla"):
+        note_floors(frame, floors)
     front = make_front(frame)
     over = base or front.policies[0]
     sold = {"all": sla_table(front, floors, base)}
@@ -193,10 +194,8 @@ def pareto(
     for table in (*sold_tables(front, sold["all"], width), *gains):
         show.console().print(table)
     if len(front.policies) > 1 and not gains:
-        bounded = sold["all"].loc[sold["all"]["policy"] == over, "at_least"].notna().any()
-        why = "sells more than the loads simulated show: heavier ones would tell" if bounded else "sells nothing"
-        more = "" if bounded else " (--base takes them over another)"
-        show.console().print(f"note: no gains: at these floors {over} {why}{more}")
+        told = f"what {over} sells at these floors is not known (≥: heavier loads would tell) or nothing (–)"
+        show.console().print(f"note: no gains: {told}; --base takes them over another")
     tables = pd.concat(table.assign(domain=domain) for domain, table in sold.items())
     crossed = crossovers(front)
     for line in crossover_lines(front):
