@@ -7,6 +7,7 @@ scenario worked out by hand can be compared with ``==``.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ hypothesis_settings.register_profile(
     "specsim", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("specsim")
+
+# A shell starts what it runs in the background deaf to Ctrl-C, and so are the processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TICK = 1 / 64
 
