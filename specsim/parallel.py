@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import joblib
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from specsim.types import SpecsimError
 
@@ -29,7 +29,7 @@ def side_by_side(function: Callable[..., T], cases: Iterable[tuple[Any, ...]], w
 def _told(results: Iterator[T]) -> Iterator[T]:
     try:
         yield from results
-    except TerminatedWorkerError as error:
+    except BrokenProcessPool as error:  # of which joblib's own is one
         raise SpecsimError(
             "a worker process ended: the system may have run out of memory (fewer --jobs take less), or a scheduler "
             "ended it"

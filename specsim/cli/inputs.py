@@ -23,6 +23,7 @@ from specsim import schedulers, zoo
 from specsim.acceptance import WHAT, Drafter, load_drafter
 from specsim.blocktrace import Trace
 from specsim.engine import Policy
+from specsim.files import PATHS
 from specsim.synthesis import Synthetic
 from specsim.types import SpecsimError
 
@@ -42,9 +43,10 @@ def read_scenario(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecsimError(f"{path}: expected TOML: {error}") from error
     options = {key.replace("-", "_"): value for key, value in options.items()}
-    for key in PATH_KEYS:
+    for key in (option.removeprefix("--") for option in PATHS):
         if options.get(key) == "":
             raise SpecsimError(f"{path}: {key}: expected a path, got ''")
+    for key in PATH_KEYS:
         if isinstance(options.get(key), str):
             options[key] = str(path.parent / options[key])
     if "scheduler" in options:

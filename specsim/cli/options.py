@@ -12,7 +12,7 @@ import typer
 
 from specsim.acceptance import Drafter
 from specsim.baseline import MadeOf, fingerprint
-from specsim.cli.inputs import parse_domains, parse_names, parse_policies, policy_files, read_scenario
+from specsim.cli.inputs import is_typed, parse_domains, parse_names, parse_policies, policy_files, read_scenario
 from specsim.cli.loads import parse_workloads
 from specsim.engine import Policy, Scenario
 from specsim.hardware import load_profile
@@ -46,8 +46,6 @@ def _load_scenario(context: typer.Context, path: Path | None) -> Path | None:
         for key in options:
             if key not in known:
                 raise SpecsimError(f"{path}: {key}: not an option of specsim {context.info_name}")
-        if options.get("out") == "":
-            raise SpecsimError(f"{path}: out: expected a path, got ''")
         if "scenario" in options:
             raise SpecsimError(f"{path}: scenario: a scenario file reads no other one: expected its options here")
         context.default_map = {**(context.default_map or {}), **options}
@@ -274,7 +272,7 @@ def with_options(verb: Callable[..., None], leave_out: Collection[str] = ()) -> 
     names = {p.name for p in shared}
 
     def call(context: typer.Context, **given: Any) -> None:
-        typed = [k for k in LOADS if str(context.get_parameter_source(k)).endswith("COMMANDLINE")]
+        typed = [k for k in LOADS if is_typed(context, k)]
         for name in LOADS if typed else ():
             if name in names and name not in typed:
                 given[name] = None  # a load typed here replaces the scenario file's, of whatever kind
